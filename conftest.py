@@ -8,8 +8,8 @@ _NEEDS = {
     "engines/verl/plugin.py": "verl",
     "engines/verl/watch.py": "verl",
     "head/kernels.py": "triton",
-    "suite/launchers/slurm.py": "submitit",
-    "suite/launchers/ray.py": "ray",
+    "train/suite/launchers/slurm.py": "submitit",
+    "train/suite/launchers/ray.py": "ray",
 }
 
 collect_ignore_glob = [

@@ -101,7 +101,7 @@ def record(options: argparse.Namespace) -> None:
     from transformers import TrainerCallback
 
     from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
-    from trustclip.recipes.tiny import tiny_model
+    from trustclip.train.tiny import tiny_model
 
     torch.set_num_threads(1)
     with options.record.open("w") as file, tempfile.TemporaryDirectory() as folder:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints.sampler import Pairs
-from trustclip.recipes.watch.agreement import compare
+from trustclip.findings.mismatch.agreement import compare
 
 COMPLETIONS, LENGTH, VOCABULARY = 64, 64, 200
 TABLE = Path(__file__).with_suffix(".csv")

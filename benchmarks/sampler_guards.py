@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator
 from statistics import median
 
-from trustclip.recipes.watch import trends
+from trustclip.train.watch import trends
 
 GENERATIONS = 200
 KINDS = {

@@ -24,7 +24,7 @@ from datasets import Dataset
 from sharded_processes import kind_settings
 
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
-from trustclip.recipes.tiny import tiny_model
+from trustclip.train.tiny import tiny_model
 
 
 def measure(kind: str, saves: int, hidden: int, folder: Path) -> dict[str, float]:

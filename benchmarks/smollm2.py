@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from trustclip.runs.reader import find, read_run
-from trustclip.runs.run import Run
+from trustclip.logs.reader import find, read_run
+from trustclip.logs.run import Run
 
 FOLDER = Path(__file__).with_name("smollm2")
 SUITE = Path(__file__).parents[1] / "recipes/suites/trust-regions.yaml"

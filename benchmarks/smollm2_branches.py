@@ -40,13 +40,13 @@ from smollm2 import FOLDER, KEY, added, generations_of, key_of
 from smollm2_report import ARMS
 from torch import Tensor
 
+from trustclip.logs.reader import find, read_run
+from trustclip.logs.run import Run
 from trustclip.logs.tokens import TOKENS, TokenRow, read_tokens
-from trustclip.recipes.files import Source, build, of_run
-from trustclip.recipes.models import load_model
-from trustclip.runs.reader import find, read_run
-from trustclip.runs.run import Run
-from trustclip.tasks.generated import GENERATED
-from trustclip.tasks.prompts import PromptStyle, completion, rendered
+from trustclip.train.files import Source, build, of_run
+from trustclip.train.models import load_model
+from trustclip.train.problems.generated import GENERATED
+from trustclip.train.problems.prompts import PromptStyle, completion, rendered
 
 ROOT = Path(__file__).parents[1]
 SUITE = ROOT / "recipes/suites/trust-regions.yaml"

@@ -22,8 +22,8 @@ import yaml
 from smollm2 import FOLDER, KEY, RATE, SUITE, added, key_of
 
 import trustclip as tc
-from trustclip.runs.reader import find, read_run
-from trustclip.runs.run import Run
+from trustclip.logs.reader import find, read_run
+from trustclip.logs.run import Run
 
 #: Columns that say which run a row is of.
 CONTROL = ("control", *KEY)

@@ -30,8 +30,8 @@ from smollm2 import RATE, SUITE, added, collect, made_of
 from smollm2_controls import CONTROL, INERT, rows_of, twin_of
 
 import trustclip as tc
-from trustclip.runs.directory import processor
-from trustclip.runs.reader import find, read_run
+from trustclip.logs.reader import find, read_run
+from trustclip.train.runs.directory import processor
 
 FOLDER = Path(__file__).with_name("smollm2-width")
 #: Columns that say which run a row is of.

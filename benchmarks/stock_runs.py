@@ -31,7 +31,7 @@ def run_trl(folder: Path, num_iterations: int, steps: int) -> None:
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    from trustclip.recipes.tiny import tiny_model
+    from trustclip.train.tiny import tiny_model
 
     model, tokenizer = tiny_model(layers=1, hidden=64)
     args = GRPOConfig(

@@ -21,8 +21,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from trustclip.rewards import Style, Verifier
-from trustclip.rewards.equivalence import compare, parse_integer
+from trustclip.train.problems.verify import Style, Verifier
+from trustclip.train.problems.verify.equivalence import compare, parse_integer
 
 OPTIONS = ("float_rounding", "allow_set_relation_comp")
 Row = tuple[str, str, str]

@@ -18,8 +18,8 @@ from types import FrameType
 
 from rich.console import Console
 
-from trustclip.recipes.rl import rl
-from trustclip.settings.stages import RLSettings
+from trustclip.train.rl import rl
+from trustclip.train.settings.stages import RLSettings
 
 
 def calls_with(value: object, action: Callable[[], object]) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from transformers import PrinterCallback
 
 import trustclip as tc
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
-from trustclip.recipes.tiny import tiny_model
+from trustclip.train.tiny import tiny_model
 
 TURN = 6  # most tokens of one turn
 

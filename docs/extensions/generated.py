@@ -28,8 +28,8 @@ from trustclip.engines.limits import trains_in
 from trustclip.report.draw.figures import every_gate
 from trustclip.report.microscope import token_page
 from trustclip.report.rosetta import spelled
-from trustclip.settings.stages import Recipe, RecipeEval, RLStage, SFTStage
 from trustclip.support.text import markdown_table
+from trustclip.train.settings.stages import Recipe, RecipeEval, RLStage, SFTStage
 from trustclip_lab.arena.entry import read_entry
 from trustclip_lab.arena.page import contents
 from trustclip_lab.arena.run import TABLE

@@ -11,8 +11,8 @@ from typing import Literal
 
 import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
 
-from trustclip.rewards import Verifier
-from trustclip.tasks.words import LetterCounts
+from trustclip.train.problems.verify import Verifier
+from trustclip.train.problems.words import LetterCounts
 
 __all__ = ["LetterCountTaskset"]
 

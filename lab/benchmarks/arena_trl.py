@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trustclip.logs.reader import Run, find, read_run
 from trustclip.report.tables import Cell, Table, TableRow
-from trustclip.runs.reader import Run, find, read_run
 from trustclip.stats import Difference, RunSummary
 from trustclip.stats.scores import Floats
 from trustclip.support.text import bracket, percent

@@ -16,7 +16,7 @@ import torch
 from mismatch_report import points
 from rich.console import Console
 
-from trustclip.runs.reader import read_run
+from trustclip.logs.reader import read_run
 from trustclip.stats import RunSummary
 from trustclip.support.text import markdown_table
 from trustclip_lab.recipes import LAB

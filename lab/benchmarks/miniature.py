@@ -21,10 +21,10 @@ from trustclip.findings.comparison import LEVEL, Compared, compare
 from trustclip.findings.evaluated import KEPT, collapsed, mean_of
 from trustclip.findings.groups import Group, group_runs, shared_answers
 from trustclip.findings.learning import Learning, Number, learning, time_of
-from trustclip.runs.reader import read_runs
-from trustclip.runs.run import Run
-from trustclip.suite.table import markdown, remade
+from trustclip.logs.reader import read_runs
+from trustclip.logs.run import Run
 from trustclip.support.text import bracket, percent
+from trustclip.train.suite.table import markdown, remade
 from trustclip_lab.pages import filled
 
 ROOT = Path(__file__).parents[2]

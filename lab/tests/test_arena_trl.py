@@ -11,7 +11,7 @@ pytest.importorskip("pyarrow")
 
 from arena_trl import AT_RATE, NARROW, NONE, Experiment, collect, main
 
-from trustclip.runs.reader import read_run
+from trustclip.logs.reader import read_run
 from trustclip.support.jsonl import append_jsonl
 
 METHODS = {

@@ -26,9 +26,9 @@ from faults.__main__ import timely
 from faults.disk import Disk, File, Folder, Link
 from faults.world import Plan
 
-from trustclip.runs.directory import RunDirectory
 from trustclip.support.jsonl import append_jsonl, extend_jsonl, read_jsonl
-from trustclip.tasks.problem import Problem
+from trustclip.train.problems.problem import Problem
+from trustclip.train.runs.directory import RunDirectory
 
 #: Seeds that have found something, by campaign: as played when it was found, and since.
 FOUND = {

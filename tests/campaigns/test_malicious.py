@@ -110,7 +110,7 @@ def test_every_promise_names_tests_that_there_are():
 def test_a_program_that_loads_a_recipe_has_to_allow_its_code(folder):
     from malicious.code import EVIL, recipe
 
-    from trustclip.recipes.files import load_recipe
+    from trustclip.train.files import load_recipe
 
     path = Path(recipe(folder, method=EVIL))
     with pytest.raises(ValueError, match="--allow-code"):
@@ -141,9 +141,9 @@ def test_with_consent_it_is_imported(folder, capsys):
 def test_workers_of_a_suite_get_the_consent_that_it_has(folder):
     from malicious.code import EVIL, suite
 
-    from trustclip.suite.plan import plan
-    from trustclip.suite.run import _arguments
     from trustclip.support.consent import ALL, consent
+    from trustclip.train.suite.plan import plan
+    from trustclip.train.suite.run import _arguments
 
     own, other = {"m": {"name": EVIL}}, {"m": {"name": "atr"}}
     try:

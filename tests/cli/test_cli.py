@@ -20,7 +20,7 @@ import trustclip as tc
 from trustclip.cli.arguments import parse
 from trustclip.cli.main import COMMANDS, main
 from trustclip.engines.sampler import Sampler
-from trustclip.settings.marks import Also, Argument
+from trustclip.support.marks import Also, Argument
 
 
 def test_help_names_every_command_and_loads_no_torch():
@@ -341,7 +341,7 @@ def damaged_weights():
 
 
 def lost():
-    from trustclip.durable.store import TrainingError
+    from trustclip.support.names import TrainingError
 
     raise TrainingError("the weights are not finite")
 
@@ -460,7 +460,7 @@ sys.exit(main.main(["doctor"]))
 
 
 def test_runs_that_begin_together_take_ports_of_their_own(monkeypatch):
-    from trustclip.durable.rollcall import own_port
+    from trustclip.engines.trl.upstream import own_port
 
     monkeypatch.delenv("MASTER_PORT", raising=False)
     own_port()

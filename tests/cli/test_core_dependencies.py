@@ -15,8 +15,8 @@ from token_files import made
 from trustclip.cli.main import CLI_PACKAGES, COMMANDS, EXTRAS
 from trustclip.cli.registry import added_commands
 from trustclip.logs.tokens import write_tokens
-from trustclip.recipes.shipped import shipped
 from trustclip.support.jsonl import append_jsonl
+from trustclip.train.shipped import shipped
 
 #: Distribution of each package that a command imports.
 DISTRIBUTIONS = {"yaml": "PyYAML"}

@@ -9,8 +9,8 @@ import pytest
 
 from trustclip.cli.main import main
 from trustclip.cli.schema import schema
-from trustclip.recipes.checks import schedule_of
-from trustclip.recipes.files import load_recipe, load_yaml
+from trustclip.train.checks import schedule_of
+from trustclip.train.files import load_recipe, load_yaml
 
 ROWS = [{"text": f"What is {n} + {n}?", "label": str(2 * n)} for n in range(40)]
 
@@ -75,7 +75,7 @@ def test_bad_input_is_one_message_before_a_model_loads(here, capsys, monkeypatch
     def load(*_, **__):
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("trustclip.recipes.trial.load_model", load)
+    monkeypatch.setattr("trustclip.train.trial.load_model", load)
     assert main(command.split()) == 2
     error = capsys.readouterr().err
     assert told in error and error.count("\n") == 1

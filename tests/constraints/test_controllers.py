@@ -15,7 +15,7 @@ import trustclip as tc
 from trustclip.cli.arguments import settings as read
 from trustclip.constraints import controllers, diagnostics
 from trustclip.constraints.adaptive import Adaptive
-from trustclip.settings.stages import RLSettings
+from trustclip.train.settings.stages import RLSettings
 
 GATE = {"controller": "target_gate", "share": 0.02, "initial": 0.07}
 

@@ -11,9 +11,9 @@ import trustclip as tc
 from trustclip.cli.arguments import changes_of, settings
 from trustclip.constraints.registry import as_method
 from trustclip.methods.atr import ATR
-from trustclip.recipes.files import ALIASES, as_mapping, load_recipe
-from trustclip.settings.stages import DemoSettings, Recipe, RLSettings
-from trustclip.suite.plan import plan
+from trustclip.train.files import ALIASES, as_mapping, load_recipe
+from trustclip.train.settings.stages import DemoSettings, Recipe, RLSettings
+from trustclip.train.suite.plan import plan
 
 PRESET = ["--preset", "tiny", "--method.delta", "0.05"]
 
@@ -38,8 +38,8 @@ class _AtTheGate(Exception):
 
 def test_a_method_is_built_once_from_the_flag_to_the_first_gate(tmp_path, monkeypatch, built):
     from trustclip.cli.commands import experiments
-    from trustclip.recipes.models import save_model
-    from trustclip.recipes.tiny import tiny_model
+    from trustclip.train.models import save_model
+    from trustclip.train.tiny import tiny_model
 
     save_model(*tiny_model(), tmp_path / "model")
 
@@ -161,8 +161,8 @@ def test_the_old_pair_of_the_trl_configuration_works_and_a_conflict_is_refused(t
 
 
 def test_run_directories_of_older_releases_are_read_and_continued(tmp_path):
-    from trustclip.runs.directory import RunDirectory
-    from trustclip.runs.reader import read_run
+    from trustclip.logs.reader import read_run
+    from trustclip.train.runs.directory import RunDirectory
 
     recipe = load_recipe(written(tmp_path))
     path = RunDirectory(tmp_path / "run", "run", recipe).path / "config.yaml"

@@ -11,9 +11,9 @@ from synthetic_runs import Spec, make_run
 from trustclip.cli import registry
 from trustclip.cli.main import COMMANDS, main
 from trustclip.cli.registry import KNOWN, Command, added_commands
-from trustclip.recipes import shipped
 from trustclip.report import reference
 from trustclip.report.collect import collect
+from trustclip.train import shipped
 
 #: Python whose installed distributions have none of our entry points.
 ALONE = """

@@ -208,7 +208,7 @@ def test_a_recipe_takes_shadows_and_locates_a_wrong_one(tmp_path):
     from test_recipe_files import changed, errors_of
 
     from trustclip.cli.arguments import settings
-    from trustclip.settings.stages import RLSettings
+    from trustclip.train.settings.stages import RLSettings
 
     given = ["--preset", "tiny", "--output-dir", str(tmp_path), "--shadows"]
     built = settings(RLSettings, [*given, "atr, {name: clip, epsilon: 0.1}"], "rl")

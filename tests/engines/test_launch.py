@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 import trustclip as tc
-from trustclip.engines.schedule import Schedule
-from trustclip.recipes.preflight.ranks import Load, World, asked_ranks, describe, remarks
+from trustclip.constraints.schedule import Schedule
+from trustclip.train.preflight.ranks import Load, World, asked_ranks, describe, remarks
 
 LAUNCH = Path(__file__).parents[2] / "recipes" / "launch"
 SHARDS = {"ddp": "MULTI_GPU", "fsdp2": "FSDP", "zero2": "DEEPSPEED", "zero3": "DEEPSPEED"}
@@ -167,7 +167,7 @@ def test_scripts_are_bash_and_their_flags_exist(path):
     from accelerate.commands.launch import launch_command_parser
 
     from trustclip.engines.trl import ConstrainedGRPOConfig
-    from trustclip.settings.stages import RLStage
+    from trustclip.train.settings.stages import RLStage
 
     subprocess.run(["bash", "-n", str(path)], check=True)
     assert path.stat().st_mode & 0o111

@@ -47,7 +47,7 @@ def model(tmp_path_factory) -> Path:
     """A folder with a model that has learnt to answer 1 to 4 at random."""
     import torch
 
-    from trustclip.recipes.tiny import tiny_model
+    from trustclip.train.tiny import tiny_model
 
     torch.set_num_threads(1)
     policy, tokenizer = tiny_model(layers=1, hidden=64)

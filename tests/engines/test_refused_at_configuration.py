@@ -12,9 +12,9 @@ from test_recipe_files import changed, errors_of, written
 import trustclip as tc
 from trustclip.cli.arguments import settings
 from trustclip.engines.limits import ENGINES, refusal
-from trustclip.recipes.checks import absent, complaints
-from trustclip.recipes.files import load_recipe
-from trustclip.settings.stages import EvalSettings, RLSettings
+from trustclip.train.checks import absent, complaints
+from trustclip.train.files import load_recipe
+from trustclip.train.settings.stages import EvalSettings, RLSettings
 
 QUIET = Console(file=io.StringIO())
 
@@ -136,9 +136,9 @@ def test_values_are_kept_as_they_were_checked(tmp_path):
 
 
 def test_what_is_not_installed_is_refused_before_a_run_directory_is_made(tmp_path, monkeypatch):
-    from trustclip.recipes.eval import run_evaluation
-    from trustclip.recipes.pipeline import run_recipe
-    from trustclip.recipes.rl import rl
+    from trustclip.train.eval import run_evaluation
+    from trustclip.train.pipeline import run_recipe
+    from trustclip.train.rl import rl
 
     for package in ("mlflow", "vllm"):
         monkeypatch.setitem(sys.modules, package, None)

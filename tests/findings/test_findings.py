@@ -11,11 +11,11 @@ from golden_runs import FOREIGN, GOLDEN, GROUPS, OWN, compared, golden, on_page,
 from trustclip.findings import facts
 from trustclip.findings.differences import cautions
 from trustclip.findings.run import of_run
+from trustclip.logs.reader import read_run
 from trustclip.report.collect import collect
-from trustclip.report.explain import explain
+from trustclip.report.console import explain
 from trustclip.report.live import LiveReport
 from trustclip.report.page import render
-from trustclip.runs.reader import read_run
 from trustclip.support.text import harmless, one_line
 
 SOURCE = Path(__file__).parents[2] / "src" / "trustclip"

@@ -174,21 +174,21 @@ _JOINS = {
         "Path(at, name)": "what a folder holds, as the system lists it",
         "folder / path.relative_to(root)": "the same, for a message",
     },
-    "durable/saving.py": {"folder / name": "names that this process gives its states"},
-    "durable/states.py": {
+    "train/durable/saving.py": {"folder / name": "names that this process gives its states"},
+    "train/durable/states.py": {
         "folder / f'{name}.json'": "a state that the caller names: shared, optimizer, rank-N",
         "folder / f'{name}.safetensors'": "the same",
         "folder / name": "the same, for a message",
     },
-    "durable/weights.py": {"folder / _file(_adapter(model))": "one of two constants"},
-    "durable/store.py": {
+    "train/durable/weights.py": {"folder / _file(_adapter(model))": "one of two constants"},
+    "train/durable/store.py": {
         "self.folder / (_WRITING + ORIGIN)": "two constants",
         "self.folder / f'step-{step:06d}'": "a number",
         "self.folder / f'{_WRITING}{self.path(step).name}'": "a number",
         "path.with_name(f'{_REMOVING}{path.name}-{secrets.token_hex(4)}')": "a path of ours",
     },
-    "durable/mirror.py": {"part.with_name(f'{part.name}-{_JOURNAL}')": "a path of ours"},
-    "runs/directory.py": {
+    "train/durable/mirror.py": {"part.with_name(f'{part.name}-{_JOURNAL}')": "a path of ours"},
+    "train/runs/directory.py": {
         "folder / f'update-{step:06d}{own}.parquet'": "numbers of the step and the rank",
         "self.path / f'samples{own}{suffix}.jsonl'": "numbers of the rank and the shard",
         "self.path / f'attempt-{number}'": "a number",
@@ -196,18 +196,18 @@ _JOINS = {
         "path / name": "one of three literals",
         "folder / self._name(path)": "a file that the folder lists",
     },
-    "runs/hashes.py": {"Path(at, name)": "what a folder holds, as the system lists it"},
-    "evaluation/evaluate.py": {
+    "train/runs/hashes.py": {"Path(at, name)": "what a folder holds, as the system lists it"},
+    "train/evaluation/evaluate.py": {
         "file.with_name(f'{file.name}.aside')": "a file that the folder lists, by another ending"
     },
     "logs/neutral.py": {"folder / f'{TOKENS}{suffix}'": "one of two literals"},
-    "runs/reader.py": {"path.parent / near": "a folder that the system lists, for a message"},
-    "runs/verify.py": {
+    "logs/reader.py": {"path.parent / near": "a folder that the system lists, for a message"},
+    "train/runs/verify.py": {
         "folder / name": "one of several literals",
         "self.folder / name": "summary.json; and a recorded name of which only is asked whether "
         "anything is there",
     },
-    "runs/table.py": {"path / row['name']": "shown beside the table, where no such file can be"},
+    "logs/table.py": {"path / row['name']": "shown beside the table, where no such file can be"},
 }
 
 

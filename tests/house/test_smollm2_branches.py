@@ -13,8 +13,8 @@ import smollm2_branches as branches  # noqa: E402
 import smollm2_controls as controls  # noqa: E402
 import smollm2_report as report  # noqa: E402
 
+from trustclip.logs.reader import find, read_run  # noqa: E402
 from trustclip.logs.tokens import TokenRow  # noqa: E402
-from trustclip.runs.reader import find, read_run  # noqa: E402
 
 RECIPE = {
     "name": "small",

@@ -228,7 +228,7 @@ def test_what_remains_is_exactly_what_the_tables_lack(tmp_path: Path) -> None:
     import smollm2
     import yaml
 
-    from trustclip.suite.plan import plan
+    from trustclip.train.suite.plan import plan
 
     settings = yaml.safe_load(smollm2.SUITE.read_text(encoding="utf-8"))
     (short := tmp_path / "short.yaml").write_text(

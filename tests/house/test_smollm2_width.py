@@ -15,7 +15,7 @@ import smollm2_width_report as report  # noqa: E402
 import yaml  # noqa: E402
 
 import trustclip as tc  # noqa: E402
-from trustclip.runs.directory import processor  # noqa: E402
+from trustclip.train.runs.directory import processor  # noqa: E402
 
 KIND = "A kind (family 1)"
 Cell = tuple[str, float]
@@ -232,7 +232,7 @@ def test_the_figures_are_of_the_committed_tables(tmp_path: Path) -> None:
 
 
 def test_a_block_is_the_fifteen_runs_of_the_plan(tmp_path: Path) -> None:
-    from trustclip.suite.plan import plan
+    from trustclip.train.suite.plan import plan
 
     file = tmp_path / "suite.yaml"
     suite = runs.suite("grid", tmp_path, runs.SEEDS, runs.arms(0.03))

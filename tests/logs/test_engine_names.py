@@ -6,7 +6,7 @@ import pytest
 
 from trustclip.logs import engines, names
 from trustclip.logs.log import gather
-from trustclip.report.explain import explain
+from trustclip.report.console import explain
 from trustclip.stats.silent import samples_for, silent
 
 #: Of each trainer, an update's metrics as it names them, and what they are under our names.

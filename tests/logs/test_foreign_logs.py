@@ -22,7 +22,7 @@ import trl_runs
 from trustclip.cli.main import main
 from trustclip.logs.recognise import read_log, token_rows
 from trustclip.logs.tokens import TokenRow, write_tokens
-from trustclip.report.explain import explain
+from trustclip.report.console import explain
 from trustclip.support.jsonl import read_jsonl
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
@@ -385,7 +385,7 @@ def test_tokens_are_streamed(tmp_path: Path) -> None:
                 file.write(json.dumps({**row, "step": number // 32, "index": number % 32}) + "\n")
         code = (
             "import resource, sys; from pathlib import Path\n"
-            "from trustclip.report.explain import explain\n"
+            "from trustclip.report.console import explain\n"
             "resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))\n"
             "explain(Path(sys.argv[1]))\n"
             "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from patience import until
 
-from trustclip.recipes.gguf import gguf_of
-from trustclip.recipes.models import base_of
-from trustclip.recipes.services import answers
+from trustclip.train.gguf import gguf_of
+from trustclip.train.models import base_of
+from trustclip.train.services import answers
 
 HERE = Path(__file__).parent
 FILE = gguf_of("smollm2")

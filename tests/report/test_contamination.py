@@ -9,11 +9,11 @@ from synthetic_runs import Spec, final_of, make_run
 from trustclip import stats
 from trustclip.findings.differences import cautions
 from trustclip.findings.groups import group_runs
-from trustclip.recipes.pipeline import clean_scores
+from trustclip.logs.reader import Run, read_run
+from trustclip.logs.samples import shards
 from trustclip.report.contamination import clean_table
 from trustclip.report.tables import Table, markdown
-from trustclip.runs.reader import Run, read_run
-from trustclip.runs.samples import shards
+from trustclip.train.pipeline import clean_scores
 
 ATR = Spec({"name": "atr", "delta": 0.07}, gain=3.0)
 

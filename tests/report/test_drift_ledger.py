@@ -12,7 +12,7 @@ from trustclip.constraints.drift import drift_metrics
 from trustclip.constraints.loss import gradient
 from trustclip.constraints.shadow import Shadows
 from trustclip.report.collect import collect
-from trustclip.report.explain import explain
+from trustclip.report.console import explain
 from trustclip.report.page import render
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from trustclip.cli.main import main
-from trustclip.report.explain import explain
+from trustclip.report.console import explain
 
 STEPS = 20
 

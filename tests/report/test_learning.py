@@ -17,15 +17,14 @@ from synthetic_runs import Spec, make_run, make_suite
 from trustclip import stats
 from trustclip.findings.groups import group_runs
 from trustclip.findings.learning import Learning, area_of, learning, threshold, time_of
+from trustclip.logs.reader import read_run, read_runs
+from trustclip.logs.table import is_table
 from trustclip.report.build import build
 from trustclip.report.collect import collect
-from trustclip.report.console import print_comparison
-from trustclip.report.explain import explain
+from trustclip.report.console import explain, print_comparison
 from trustclip.report.learning import table_of
-from trustclip.runs.reader import read_run, read_runs
-from trustclip.runs.table import is_table
 from trustclip.stats import curves
-from trustclip.suite.table import markdown, remade
+from trustclip.train.suite.table import markdown, remade
 
 ATR = {"name": "atr", "delta": 0.07}
 CLIP = {"name": "clip", "epsilon": 0.2}

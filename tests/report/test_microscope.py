@@ -18,11 +18,11 @@ from patience import until
 import trustclip as tc
 from trustclip.cli.main import main
 from trustclip.constraints.shadow import label
+from trustclip.logs.suggest import suggest
 from trustclip.logs.tokens import TokenRow, write_tokens
+from trustclip.logs.watched import watch
 from trustclip.report import microscope
 from trustclip.report.microscope import token_page
-from trustclip.runs.suggest import suggest
-from trustclip.runs.watched import watch
 
 READY = "document.documentElement.dataset.tokens === 'ready'"
 

@@ -11,8 +11,8 @@ from scipy import stats as scipy_stats
 from synthetic_runs import Spec, make_run
 
 from trustclip.findings.groups import group_runs
+from trustclip.logs.reader import read_runs
 from trustclip.report.planning import PilotComparison, pilot_comparisons, print_power
-from trustclip.runs.reader import read_runs
 from trustclip.stats.planning import Spread, pooled, seeds_for, spread_of
 
 ATR = Spec({"name": "atr", "delta": 0.07}, gain=1.5)

@@ -23,19 +23,19 @@ import trustclip as tc
 from trustclip import stats
 from trustclip.findings.comparison import compare
 from trustclip.findings.groups import group_runs
+from trustclip.logs import samples
+from trustclip.logs.reader import find, read_run
 from trustclip.report import results
 from trustclip.report.build import build
 from trustclip.report.collect import collect
+from trustclip.report.console import explain
 from trustclip.report.draw import plots, swept
 from trustclip.report.draw.charts import spec
 from trustclip.report.draw.curves import bucket_figure, lines_of
 from trustclip.report.draw.figures import save
 from trustclip.report.draw.marks import Figure, Mark, Panel
-from trustclip.report.explain import explain
 from trustclip.report.page import write_page
 from trustclip.report.tables import Cell, Table, TableRow, latex, markdown
-from trustclip.runs import samples
-from trustclip.runs.reader import find, read_run
 from trustclip.support.jsonl import append_jsonl, write_json
 
 ATR = {"name": "atr", "delta": 0.07}

@@ -12,12 +12,12 @@ from rich.console import Console
 from trustclip.cli.main import main
 from trustclip.findings.entropy import Change, scatter
 from trustclip.findings.start import of_evaluation, of_generation
-from trustclip.recipes.models import lora_config
 from trustclip.report.build import build
 from trustclip.report.collect import collect
-from trustclip.report.explain import explain
-from trustclip.runs.progress import Stage
-from trustclip.settings.stages import RLStage
+from trustclip.report.console import explain
+from trustclip.train.models import lora_config
+from trustclip.train.runs.progress import Stage
+from trustclip.train.settings.stages import RLStage
 
 PLAIN = {"gated": 0.02, "gated/positive_above": 0.02, "off_policy": 0.9, "k3": 0.01,
          "ratio_q01": 0.8, "ratio_q99": 1.3}  # fmt: skip

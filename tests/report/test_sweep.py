@@ -10,8 +10,8 @@ from test_suite import Folder, answer, several
 from trustclip.report.collect import collect
 from trustclip.report.draw.figures import save, tick_labels
 from trustclip.report.results import tidy
-from trustclip.suite.plan import plan
-from trustclip.suite.table import Results
+from trustclip.train.suite.plan import plan
+from trustclip.train.suite.table import Results
 
 NOISE = {"rl.reward_noise": [0.0, 0.25]}
 

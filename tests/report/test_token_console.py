@@ -10,7 +10,7 @@ from rich.console import Console
 from synthetic_runs import Spec, make_run
 
 from trustclip.cli.main import main
-from trustclip.report.explain import explain
+from trustclip.report.console import explain
 from trustclip.report.token_console import print_tokens
 from trustclip.report.tokens import OWN, judgements
 from trustclip.support.jsonl import append_jsonl

@@ -91,8 +91,8 @@ def _take_over(request: dict[str, Any]) -> None:
 
 def import_everything() -> None:
     """Everything heavy that a command imports; a failure is the command's to report."""
-    for module in ("torch", "datasets", "trustclip.recipes.pipeline", "trustclip.recipes.rl",
-                   "trustclip.recipes.sft", "trustclip.engines.trl.trainer"):  # fmt: skip
+    for module in ("torch", "datasets", "trustclip.train.pipeline", "trustclip.train.rl",
+                   "trustclip.train.sft", "trustclip.engines.trl.trainer"):  # fmt: skip
         try:
             __import__(module)
         except ImportError:

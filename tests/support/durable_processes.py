@@ -20,8 +20,8 @@ import torch
 from durable_runs import cut, differences, grpo
 from patience import NEVER
 
-from trustclip.durable.rollcall import leave
-from trustclip.durable.store import CheckpointError, CheckpointStore
+from trustclip.train.durable.rollcall import leave
+from trustclip.train.durable.store import CheckpointError, CheckpointStore
 
 SETTINGS = {
     "method": "atr",

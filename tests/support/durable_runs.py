@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import trl_runs
 
-from trustclip.durable.saving import Content
+from trustclip.train.durable.saving import Content
 
 #: What depends on the clock.
 CLOCK = {

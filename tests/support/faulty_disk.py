@@ -19,7 +19,7 @@ import torch
 from commands import import_everything
 
 from trustclip.cli.main import main
-from trustclip.recipes.tiny import tiny_model
+from trustclip.train.tiny import tiny_model
 
 CALLS = ("mkdir", "rename", "replace", "unlink", "rmdir", "truncate", "chmod", "open", "fsync")
 CODES = (errno.EIO, errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT)

@@ -24,8 +24,7 @@ from synthetic_runs import Spec, make_run, make_suite
 from trustclip.logs.recognise import token_rows
 from trustclip.logs.tokens import TokenRow, write_tokens
 from trustclip.report.collect import collect
-from trustclip.report.console import print_comparison
-from trustclip.report.explain import explain
+from trustclip.report.console import explain, print_comparison
 from trustclip.report.page import render
 from trustclip.support.jsonl import append_jsonl
 
@@ -447,7 +446,7 @@ def compared(paths: Sequence[Path]) -> list[str]:
 
 def guarded() -> list[str]:
     """What the guards say while a run trains."""
-    from trustclip.recipes.watch.guards import Guards
+    from trustclip.train.watch.guards import Guards
 
     found: list[str] = []
     feeds: list[Any] = [

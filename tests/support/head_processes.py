@@ -19,7 +19,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import trustclip as tc
-from trustclip.durable.rollcall import leave
 from trustclip.head import (
     Head,
     bregman_kl,
@@ -31,6 +30,7 @@ from trustclip.head import (
     topk,
     whole_sequences,
 )
+from trustclip.train.durable.rollcall import leave
 
 N, V, H, T, CAP = 13, 700, 6, 0.7, 2.5
 #: Rows of the vocabulary that each rank has, where they are not shared out evenly.

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from trustclip.cli.main import command
-from trustclip.runs.directory import RunDirectory
 from trustclip.support import jsonl
+from trustclip.train.runs.directory import RunDirectory
 
 
 def be_late() -> None:

@@ -24,7 +24,6 @@ from durable_runs import grpo, timeless
 from patience import NEVER
 
 import trustclip as tc
-from trustclip.durable import shards
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
 from trustclip.engines.trl.phases import Generating
 from trustclip.engines.trl.scoring import hidden
@@ -155,7 +154,7 @@ def guarded(folder: Path) -> dict[str, Any]:
     from accelerate.utils import gather_object
     from transformers import TrainerCallback
 
-    from trustclip.recipes.watch.guards import Guards
+    from trustclip.train.watch.guards import Guards
 
     class Broken(SameSamples):
         def _compute_loss(self, model, inputs):
@@ -247,7 +246,7 @@ def fsdp2(folder: Path) -> dict[str, Any]:
                     model.model.norm.weight.mul_(1.2)
         kl = watch._exact(model, evidence[1], evidence[0], "old_new")
         (scores.log_probs.cos().sum() / len(own)).backward()
-        whole = {n: shards.whole(p.grad) for n, p in model.named_parameters() if p.grad is not None}
+        whole = {n: whole(p.grad) for n, p in model.named_parameters() if p.grad is not None}
         return whole, kl
 
     told = {}

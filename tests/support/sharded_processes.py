@@ -26,9 +26,9 @@ from accelerate.utils import DistributedType
 from durable_processes import SETTINGS
 from durable_runs import cut, differences, grpo
 
-from trustclip.durable import saving
-from trustclip.durable.store import CheckpointError
-from trustclip.recipes.models import save_model
+from trustclip.train.durable import saving
+from trustclip.train.durable.store import CheckpointError
+from trustclip.train.models import save_model
 
 #: Completions of a pass, over all ranks.
 PASS = 8

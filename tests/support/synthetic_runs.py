@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from trustclip.runs.answers import scores
+from trustclip.logs.answers import scores
 from trustclip.support.jsonl import append_jsonl, write_json
 
 #: Completions that a page must survive.

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trustclip.recipes.tiny import tiny_model
+from trustclip.train.tiny import tiny_model
 
 
 def tiny_folder(folder: Path, seed: int = 0) -> Path:

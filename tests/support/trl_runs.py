@@ -21,7 +21,7 @@ def share_of_even_digits(completions, **_) -> list[float]:
 
 @cache
 def _start() -> tuple[dict[str, torch.Tensor], Any, Any]:
-    from trustclip.recipes.tiny import tiny_model
+    from trustclip.train.tiny import tiny_model
 
     model, tokenizer = tiny_model(seed=1, layers=1, hidden=64)
     return {k: v.clone() for k, v in model.state_dict().items()}, model.config, tokenizer

@@ -1,7 +1,7 @@
 """Conversion of command-line arguments into the classes that declare them.
 
 `_words` splits a command line. `changes_of` turns it into changes by dotted path, which
-`trustclip.recipes.files.build` applies to a preset or a recipe file and checks; `parse` fills the
+`trustclip.train.files.build` applies to a preset or a recipe file and checks; `parse` fills the
 class of a command's options.
 """
 
@@ -171,7 +171,7 @@ def settings(cls: type[T], argv: Sequence[str], command: str, first: str = "") -
     if {"-h", "--help"} & set(argv):
         say(f"{help_of(cls, command)}\n\n{EXAMPLES[command]}")
         raise SystemExit(0)
-    from trustclip.recipes.files import Source, build, preset
+    from trustclip.train.files import Source, build, preset
 
     rest, name = split_option(list(argv), "--preset")
     content = {} if name is None else preset(command, name)
@@ -193,11 +193,11 @@ def changes_of(
     short forms of dotted paths.
 
     Example:
-      >>> from trustclip.settings.stages import Recipe
+      >>> from trustclip.train.settings.stages import Recipe
       >>> changes_of(["a.yaml", "--rl.learning-rate", "1e-5", "--seed=1", "--rl.use-vllm"], Recipe)
       (['a.yaml'], {'rl.learning_rate': 1e-05, 'seed': 1, 'rl.use_vllm': True})
     """
-    from trustclip.recipes.files import path_of
+    from trustclip.train.files import path_of
 
     def path(option: str) -> str:
         return path_of(_name(option), aliases or {})
@@ -250,7 +250,7 @@ def _words(argv: Sequence[str], capacity: Callable[[str], int]) -> Iterator[tupl
 
 def _positive(cls: type, name: str, aliases: Mapping[str, str]) -> str | None:
     """The switch that a negated option turns off: ``rl.use_vllm`` for ``rl.no_use_vllm``."""
-    from trustclip.recipes.files import path_of
+    from trustclip.train.files import path_of
 
     head, dot, last = name.rpartition(".")
     positive = head + dot + last.removeprefix("no_")
@@ -271,7 +271,7 @@ def _type_of(cls: Any, path: Sequence[str]) -> Any:
 
 def _value(path: str, hint: Any, text: str) -> Any:
     """Parse the text of an option for a field of type ``hint``."""
-    from trustclip.recipes.files import parse_scalar
+    from trustclip.train.files import parse_scalar
 
     if path.rpartition(".")[2] == "method":  # its name, or {name: ..., ...}
         return parse_scalar(text) if text.lstrip().startswith("{") else text

@@ -12,7 +12,7 @@ from trustclip.cli.main import ALLOW_CODE, COMMANDS, function_of
 from trustclip.cli.options import add, options_of
 from trustclip.cli.registry import PATH, added_commands
 from trustclip.constraints.base import methods
-from trustclip.recipes.files import PRESETS
+from trustclip.train.files import PRESETS
 
 #: Commands whose first argument chooses, and what it may be.
 FIRST: dict[str, tuple[str, ...]] = dict.fromkeys(("bounds", "suggest"), tuple(methods()))

@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 
 from trustclip.cli import registry
 from trustclip.cli.streams import Tolerant, complain, discard_output, occupy_closed, write_readably
-from trustclip.durable.stops import Requests, listen, unlisten
 from trustclip.support.consent import ALL, consent, names_in
 from trustclip.support.names import unknown
+from trustclip.support.stops import Requests, listen, unlisten
 from trustclip.support.text import harmless
 
 #: Command of the core -> (module of `trustclip.cli.commands` with a function of its name, help).
@@ -197,7 +197,7 @@ def command() -> NoReturn:
             raise
         status, completed = end.code, False
     if "torch.distributed" in sys.modules:
-        from trustclip.durable.rollcall import leave
+        from trustclip.train.durable.rollcall import leave
 
         leave(status, done=completed)
     sys.exit(status)
@@ -290,7 +290,7 @@ def _message_of(error: Exception) -> str | None:
             port = os.environ["MASTER_PORT"]
             return f"port {port} (MASTER_PORT) is taken: {reason} Set another one, or none."
         return f"rank {rank} has not found the other ranks of the job: {reason} Start it again."
-    from trustclip.durable.store import TrainingError
+    from trustclip.support.names import TrainingError
 
     return str(error) if isinstance(error, ValueError | OSError | TrainingError) else None
 

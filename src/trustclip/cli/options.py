@@ -14,8 +14,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from trustclip.settings.marks import Also, Dotted, Metavar, Positional, fields_of, marks
 from trustclip.support.jsonl import plain
+from trustclip.support.marks import Also, Dotted, Metavar, Positional, fields_of, marks
 
 #: Names of types in a help text.
 _WORDS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
@@ -71,7 +71,7 @@ class Option:
 
     path: str  # of the field, with dots where it is a field of a field
     hint: Any  # its type, without its marks
-    marks: tuple[Any, ...]  # see `trustclip.settings.marks`
+    marks: tuple[Any, ...]  # see `trustclip.support.marks`
     text: str  # its description
     default: Any  # `dataclasses.MISSING` if it is required
 
@@ -145,7 +145,7 @@ def options_of(cls: Any, prefix: str = "") -> tuple[Option, ...]:
     """The fields of a dataclass as options, those of nested classes included.
 
     Example:
-      >>> from trustclip.settings.stages import RLStage
+      >>> from trustclip.train.settings.stages import RLStage
       >>> [one.path for one in options_of(RLStage) if one.path.startswith("brake")]
       ['brake.rule', 'brake.reference']
     """

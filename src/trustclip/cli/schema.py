@@ -17,10 +17,10 @@ from pydantic.json_schema import GenerateJsonSchema
 from trustclip.cli.options import descriptions
 from trustclip.constraints.base import ALIASES, Method, method_class, methods
 from trustclip.constraints.controllers import NAMED, Controller
-from trustclip.rewards.chosen import BUILT_IN, NOTEBOOK
-from trustclip.settings.marks import Trl, fields_of, marked
-from trustclip.settings.stages import Recipe, RLStage
-from trustclip.suite.settings import SuiteSettings
+from trustclip.support.marks import Trl, fields_of, marked
+from trustclip.train.problems.verify.chosen import BUILT_IN, NOTEBOOK
+from trustclip.train.settings.stages import Recipe, RLStage
+from trustclip.train.suite.settings import SuiteSettings
 
 Json = dict[str, Any]
 Kind = Literal["recipe", "suite"]

@@ -1,9 +1,12 @@
 """Selection of tokens by rank or at random, the same on every process and split of a batch."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
+
+from trustclip.constraints.batch import TokenBatch
 
 # SplitMix64 (Steele et al., 2014), its constants as signed 64-bit integers.
 _GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -130,3 +133,13 @@ def _histogram(digit: Tensor, weights: Tensor) -> Tensor:
 def _flip(bits: Tensor) -> Tensor:
     """Bits of floats to integers of the same order, and back."""
     return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+def only_what_matters(batch: TokenBatch) -> TokenBatch:
+    """The batch with all completions masked that cannot move the policy."""
+    return replace(batch, mask=batch.mask & _matters(batch.advantages, batch.mask)[:, None])
+
+
+def _matters(advantages: Tensor, mask: Tensor) -> Tensor:
+    """True for completions with an advantage on an unmasked token. Shape [batch]."""
+    return (mask & (advantages != 0)).any(dim=1)

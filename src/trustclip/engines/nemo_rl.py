@@ -2,7 +2,6 @@
 
 ::
 
-    from trustclip.engines.nemo_rl import TrustclipLoss
 
     loss_fn = TrustclipLoss("atr", delta=0.07)    # instead of the one that setup() returned
 """

@@ -2,7 +2,6 @@
 
 ::
 
-    from trustclip.engines.tinker import custom_loss
 
     training_client.forward_backward_custom(data, custom_loss("atr", delta=0.07))
 """

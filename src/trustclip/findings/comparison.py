@@ -9,8 +9,8 @@ from typing import Any
 from trustclip import stats
 from trustclip.findings.facts import LEVEL
 from trustclip.findings.groups import Group, common_seeds, shared_answers
-from trustclip.runs.answers import usual, whole
-from trustclip.runs.reader import Evaluation, Run
+from trustclip.logs.answers import usual, whole
+from trustclip.logs.reader import Evaluation, Run
 
 
 @dataclass(frozen=True)

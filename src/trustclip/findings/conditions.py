@@ -6,9 +6,9 @@ from typing import Any
 from trustclip.findings.evaluated import answers_of
 from trustclip.findings.finding import Finding
 from trustclip.findings.groups import Group, by_setting
-from trustclip.runs.answers import usual
-from trustclip.runs.identity import essential, flat
-from trustclip.runs.reader import Evaluation, Run
+from trustclip.logs.answers import usual
+from trustclip.logs.identity import essential, flat
+from trustclip.logs.reader import Evaluation, Run
 from trustclip.support.jsonl import read_jsonl
 from trustclip.support.names import some
 

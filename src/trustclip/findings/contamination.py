@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from trustclip.findings.groups import Group
-from trustclip.runs.answers import overlapping
+from trustclip.logs.answers import overlapping
 
 
 def overlapping_problems(group: Group) -> dict[str, set[str]]:

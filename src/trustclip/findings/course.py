@@ -10,7 +10,7 @@ from trustclip.findings.evaluated import rose
 from trustclip.findings.facts import IMPROVED, SOLVED
 from trustclip.findings.rows import PREFIX, ends, mean, values
 from trustclip.logs.log import Log
-from trustclip.runs.run import Run
+from trustclip.logs.run import Run
 from trustclip.support.consent import consent
 from trustclip.support.jsonl import Row
 

@@ -15,7 +15,7 @@ from trustclip.findings.finding import Finding
 from trustclip.findings.groups import Estimate, Group, by_setting, names
 from trustclip.findings.learning import Learning
 from trustclip.findings.run import of_run
-from trustclip.runs.run import Run
+from trustclip.logs.run import Run
 from trustclip.support.text import bracket, join_words, percent, signed, title_of
 
 

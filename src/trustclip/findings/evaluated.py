@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from trustclip import stats
 from trustclip.findings.facts import FELL, KEPT
-from trustclip.runs.run import Evaluation, Run
+from trustclip.logs.run import Evaluation, Run
 
 #: An evaluation's update and its score.
 ScoreAt = tuple[int, Mapping[str, float]]

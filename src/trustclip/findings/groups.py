@@ -14,9 +14,9 @@ from trustclip.constraints.registry import interval
 from trustclip.findings.course import Course
 from trustclip.findings.evaluated import answers_of, collapsed
 from trustclip.findings.facts import ENOUGH_RUNS
-from trustclip.runs.answers import whole
-from trustclip.runs.identity import essential, flat
-from trustclip.runs.reader import Evaluation, Run
+from trustclip.logs.answers import whole
+from trustclip.logs.identity import essential, flat
+from trustclip.logs.reader import Evaluation, Run
 
 #: Hyper-parameters that a label always shows; others only where they differ from the default.
 THRESHOLDS = ("delta", "epsilon", "low", "high")

@@ -7,7 +7,7 @@ from math import isnan, nan
 from trustclip import stats
 from trustclip.findings.evaluated import collapsed, mean_of
 from trustclip.findings.groups import Group, common_seeds, shared_answers
-from trustclip.runs.run import Evaluation, Run
+from trustclip.logs.run import Evaluation, Run
 from trustclip.stats import curves
 from trustclip.stats.differences import paired_runs
 from trustclip.stats.scores import Floats

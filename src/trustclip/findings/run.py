@@ -18,7 +18,7 @@ from trustclip.findings.course import Course
 from trustclip.findings.finding import Finding
 from trustclip.findings.groups import describe
 from trustclip.findings.rows import values
-from trustclip.runs.run import Run
+from trustclip.logs.run import Run
 from trustclip.support.text import join_words
 
 Subject = Callable[[Course], Iterable[Finding]]

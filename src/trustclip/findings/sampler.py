@@ -20,7 +20,7 @@ from trustclip.findings.facts import (
 )
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import PREFIX, ends, mean, percent, values
-from trustclip.runs.run import Run
+from trustclip.logs.run import Run
 from trustclip.support.jsonl import Row, read_jsonl
 
 _ESS = "sampler/current/sequence_ess"

@@ -5,7 +5,7 @@ from typing import Any
 
 from trustclip.findings.facts import HOPELESS
 from trustclip.findings.finding import Finding
-from trustclip.runs.run import Run
+from trustclip.logs.run import Run
 from trustclip.support.jsonl import Row
 from trustclip.support.text import percent
 

@@ -138,3 +138,7 @@ def nothing_of(names: Sequence[str]) -> str:
         f"TRL, verl, {', '.join(engines.VALUES)}, found {listing}"
         f"{', ...' if len(names) > 8 else ''}.{hint}"
     )
+
+
+#: The entropy over all completions of a generation; TRL's own key is over those that it scored.
+SAMPLING_ENTROPY = "trustclip/sampling_entropy"

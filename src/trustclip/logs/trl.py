@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trustclip.engines.schedule import Schedule as Arithmetic
+from trustclip.constraints.schedule import Schedule as Arithmetic
 from trustclip.logs.log import Log, Schedule, gather, numbers
-from trustclip.settings.marks import Neutral, Trl, marked
-from trustclip.settings.stages import RLStage
 from trustclip.support.jsonl import Row, read_mapping
+from trustclip.support.marks import Neutral, Trl, marked
+from trustclip.train.settings.stages import RLStage
 
 NAME = "trainer_state.json"
 LOOKED_FOR = "trainer_state.json, alone or in checkpoint-* (TRL)"

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from trustclip.findings import learning
 from trustclip.logs.recognise import holds_tokens
+from trustclip.logs.table import is_table, write_table
 from trustclip.report import results
 from trustclip.report.collect import Report, collect
 from trustclip.report.draw import figures
 from trustclip.report.microscope import token_page
 from trustclip.report.page import render
 from trustclip.report.tables import latex, markdown
-from trustclip.runs.table import is_table, write_table
 from trustclip.support.jsonl import write_text
 
 

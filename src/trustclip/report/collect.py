@@ -10,6 +10,7 @@ from trustclip.findings.comparison import Compared, compare
 from trustclip.findings.finding import Finding
 from trustclip.findings.groups import Group, by_setting, group_runs
 from trustclip.findings.learning import learning, threshold
+from trustclip.logs.reader import read_runs
 from trustclip.report import results, sampler, shadows
 from trustclip.report.contamination import clean_table
 from trustclip.report.draw import budget, curves, mismatch, plots, swept
@@ -17,7 +18,6 @@ from trustclip.report.draw.marks import Figure
 from trustclip.report.learning import table_of
 from trustclip.report.reference import TITLES, published
 from trustclip.report.tables import Table
-from trustclip.runs.reader import read_runs
 
 Item = TypeVar("Item")
 

@@ -13,11 +13,12 @@ from trustclip.findings.conditions import require_equal_problems
 from trustclip.findings.differences import cautions
 from trustclip.findings.facts import LEVEL
 from trustclip.findings.groups import Estimate, Group, group_runs, names, pass_estimate
+from trustclip.findings.run import of_run
+from trustclip.logs.reader import Run, find, read_run, read_runs
 from trustclip.report.results import p_text
-from trustclip.runs.reader import Run, find, read_runs
 from trustclip.support.names import some
 from trustclip.support.terminal import print_table
-from trustclip.support.text import bracket, percent, title_of
+from trustclip.support.text import bracket, one_line, percent, title_of
 
 #: Verdicts that are of a method; the others are of its difference from the reference.
 STATES = ("identical", "not compared")
@@ -173,3 +174,26 @@ def _estimate(group: Group, task: str | None, metric: str) -> Estimate | None:
 def _difference_text(d: stats.Difference) -> str:
     value, low, high = (f"{100 * share:+.1f}" for share in (d.value, d.low, d.high))
     return value if d.low != d.low else f"{value} [{low}, {high}]"
+
+
+def explain(folder: Path) -> list[str]:
+    """Describe what the gate did in a run directory or a log of another trainer.
+
+    Returns:
+      Paragraphs, each one line without control characters; the last ones suggest what to try next.
+
+    Raises:
+      ValueError: neither, a suite of several runs, or a run that has logged nothing.
+    """
+    folders = list(find([folder]))
+    if len(folders) > 1:
+        names = ", ".join(path.name for path in folders[:5])
+        raise ValueError(f"{folder} contains {len(folders)} runs; choose one: {names}.")
+    run = read_run(folders[0])
+    if run.silence:
+        raise ValueError(run.silence)
+    findings = of_run(run)
+    lines = [finding.line for finding in findings]
+    lines += [f"Next: {finding.advice}" for finding in findings if finding.advice]
+    # Names and warnings come from files: none of them may control a terminal.
+    return [one_line(line) for line in lines]

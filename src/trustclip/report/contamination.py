@@ -7,8 +7,8 @@ from typing import Any
 from trustclip import stats
 from trustclip.findings.contamination import overlapping_problems, trained_on
 from trustclip.findings.groups import Group, names, shared_answers
+from trustclip.logs.reader import Evaluation
 from trustclip.report.tables import NOTHING, Cell, Table, TableRow
-from trustclip.runs.reader import Evaluation
 from trustclip.support.text import bracket, percent
 
 

@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import cast
 
+from trustclip.logs.reader import find
 from trustclip.report.collect import collect
 from trustclip.report.page import render
-from trustclip.runs.reader import find
 
 #: The page is built again after this many times the seconds that building took, at the earliest:
 #: training needs the processor more.

@@ -8,14 +8,14 @@ import yaml
 from markupsafe import Markup
 
 from trustclip.findings.differences import RunFindings
+from trustclip.logs.reader import Run
+from trustclip.logs.samples import COLUMNS, MAX_CHARACTERS, page_rows
 from trustclip.logs.tokens import TOKENS
 from trustclip.report.collect import Report, Section, collect
 from trustclip.report.draw import charts
 from trustclip.report.draw.marks import BANDS, DARK_PALETTE, PALETTE
 from trustclip.report.html import embedded, environment, page_of, rendered
 from trustclip.report.microscope import SCRIPTS, tokens_data
-from trustclip.runs.reader import Run
-from trustclip.runs.samples import COLUMNS, MAX_CHARACTERS, page_rows
 from trustclip.support.jsonl import write_text
 from trustclip.support.secrets import redact, redacted_argv
 from trustclip.support.text import duration, percent, title_of

@@ -11,7 +11,7 @@ from rich.table import Table
 from trustclip import stats
 from trustclip.findings.groups import Group, by_setting, common_seeds, group_runs, shared_answers
 from trustclip.findings.learning import learning_curve, tallies
-from trustclip.runs.reader import Run, read_runs
+from trustclip.logs.reader import Run, read_runs
 from trustclip.stats.planning import Spread, pooled, seeds_for, spread_of
 from trustclip.stats.scores import Floats, macro_weights, problem_scores, strata_groups
 from trustclip.support.terminal import print_table

@@ -9,9 +9,9 @@ import torch
 
 from trustclip.findings.comparison import Compared
 from trustclip.findings.groups import Estimate, Group, by_setting, names
+from trustclip.logs.reader import in_words
 from trustclip.report.reference import TITLES, Column, published
 from trustclip.report.tables import NOTHING, Cell, Table, TableRow
-from trustclip.runs.reader import in_words
 from trustclip.support.text import bracket, one_line, percent, signed, title_of
 
 OPTIMISTIC = (

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trustclip.logs.watched import sources
 from trustclip.report.tokens import (
     MAX_STRINGS,
     OWN,
@@ -17,7 +18,6 @@ from trustclip.report.tokens import (
     judgements,
     strings,
 )
-from trustclip.runs.watched import sources
 from trustclip.support.names import some, unknown
 from trustclip.support.text import percent, show_controls
 

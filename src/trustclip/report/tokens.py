@@ -14,9 +14,9 @@ from trustclip.constraints.base import Method
 from trustclip.constraints.loss import gradient
 from trustclip.constraints.registry import method
 from trustclip.logs.recognise import token_rows
+from trustclip.logs.samples import problem_of, problem_texts, shards
 from trustclip.logs.tokens import TokenRow, token_batch
-from trustclip.runs.samples import problem_of, problem_texts, shards
-from trustclip.runs.watched import sources
+from trustclip.logs.watched import sources
 from trustclip.stats.lift import Lifts
 from trustclip.support.jsonl import scan
 

@@ -105,3 +105,54 @@ def refuse_links(folder: Path) -> None:
                     f"{folder}: {_WHY} If the link is your own, move what it leads to here; to "
                     "keep a run on another disk, link its whole folder, or mount that disk there."
                 )
+
+
+def check_url(url: str) -> None:
+    """Refuse a place that checkpoints cannot be sent to, before anything is computed.
+
+    Example:
+      >>> check_url("memory://checkpoints")
+      >>> check_url("checkpoints")
+      Traceback (most recent call last):
+      ...
+      ValueError: save_to must be a URL such as 's3://bucket/folder', got 'checkpoints'.
+    """
+    import fsspec
+
+    protocol, mark, rest = url.partition("://")
+    if not (protocol and mark and rest.strip("/")):
+        raise ValueError(f"save_to must be a URL such as 's3://bucket/folder', got {url!r}.")
+    if ":" in rest.partition("/")[0].rpartition("@")[0]:
+        raise ValueError(
+            "save_to names a user and a password: a recipe is no place for them. Pass them through "
+            "the environment, as the package for this protocol takes them."
+        )
+    try:
+        fsspec.get_filesystem_class(protocol)
+    except (ValueError, ImportError) as error:
+        raise ValueError(f"cannot send checkpoints to {url}: {error}") from error
+
+
+#: Key of the summary: by name of a file, its size in bytes and SHA-256, of rows also their chain.
+HASHES = "hashes"
+
+
+FINAL = "final"
+
+
+#: Name of the notice that files of rows were deleted, cut or replaced while the run went on.
+LOST = "records_lost"
+
+
+def regular_files(folder: Path, before: str = "") -> dict[str, Path]:
+    """Regular files in a folder at any depth, by relative name; links are not followed.
+
+    What is opened comes from here and not from a record, so no name in it can lead outside.
+    """
+    files: dict[str, Path] = {}
+    for at, folders, names in os.walk(folder):
+        folders.sort()
+        for path in (Path(at, name) for name in sorted(names)):
+            if stat.S_ISREG(path.lstat().st_mode):
+                files[before + path.relative_to(folder).as_posix()] = path
+    return files

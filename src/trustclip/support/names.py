@@ -46,3 +46,7 @@ def nearest(word: object, allowed: Iterable[str]) -> str | None:
     by_lower = {name.lower(): name for name in sorted(allowed)}
     matches = get_close_matches(str(word).lower(), by_lower, n=1, cutoff=LIKE)
     return by_lower[matches[0]] if matches else None
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message states why."""

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from trustclip.durable.lock import only_process
-from trustclip.evaluation.backends.local import Completion
-from trustclip.evaluation.evaluate import Plan, evaluate, recover
-from trustclip.runs import directory
-from trustclip.runs.answers import scores
-from trustclip.runs.directory import RunDirectory
-from trustclip.tasks.problem import Problem
+from trustclip.logs.answers import scores
+from trustclip.train.durable.lock import only_process
+from trustclip.train.evaluation.backends.local import Completion
+from trustclip.train.evaluation.evaluate import Plan, evaluate, recover
+from trustclip.train.problems.problem import Problem
+from trustclip.train.runs import directory
+from trustclip.train.runs.directory import RunDirectory
 
 from .runs import Runs
 from .setups import Setup

@@ -18,14 +18,14 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from trustclip.durable.store import CheckpointError, CheckpointStore, verify
 from trustclip.logs.recognise import read_log
 from trustclip.logs.tokens import TokenRow, read_tokens
-from trustclip.recipes.files import load_recipe
-from trustclip.rewards.equivalence import compare
-from trustclip.rewards.extraction import extract_answer
 from trustclip.support.jsonl import read_jsonl
 from trustclip.support.text import markdown_text, one_line
+from trustclip.train.durable.store import CheckpointError, CheckpointStore, verify
+from trustclip.train.files import load_recipe
+from trustclip.train.problems.verify.equivalence import compare
+from trustclip.train.problems.verify.extraction import extract_answer
 
 BUILD = Path(__file__).parents[3] / "build" / "fuzz"
 
@@ -194,9 +194,9 @@ def _instrument(atheris: object) -> None:
 
 
 _PARSERS = (
-    "trustclip.recipes.files", "trustclip.rewards.extraction", "trustclip.rewards.equivalence",
+    "trustclip.train.files", "trustclip.train.problems.verify.extraction", "trustclip.train.problems.verify.equivalence",
     "trustclip.support.jsonl", "trustclip.logs.tokens", "trustclip.support.text",
-    "trustclip.logs.recognise", "trustclip.durable.store",
+    "trustclip.logs.recognise", "trustclip.train.durable.store",
 )  # fmt: skip
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from trustclip.recipes.files import Source, build, preset
-from trustclip.recipes.rl import rl
-from trustclip.recipes.tiny import tiny_model
-from trustclip.settings.stages import RLSettings
+from trustclip.train.files import Source, build, preset
+from trustclip.train.rl import rl
+from trustclip.train.settings.stages import RLSettings
+from trustclip.train.tiny import tiny_model
 
 from .runs import Runs
 from .setups import Setup

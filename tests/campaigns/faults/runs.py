@@ -29,12 +29,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from trustclip.durable import store as stores_of_checkpoints
-from trustclip.durable.mirror import Mirror
-from trustclip.durable.saving import Saver
-from trustclip.durable.store import CheckpointStore, TrainingError
-from trustclip.runs import directory
 from trustclip.support.jsonl import read_jsonl
+from trustclip.support.names import TrainingError
+from trustclip.train.durable import store as stores_of_checkpoints
+from trustclip.train.durable.mirror import Mirror
+from trustclip.train.durable.saving import Saver
+from trustclip.train.durable.store import CheckpointStore
+from trustclip.train.runs import directory
 
 from . import standin
 from .disk import Disk

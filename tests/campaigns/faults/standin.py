@@ -25,14 +25,14 @@ from transformers import Trainer, TrainerControl, TrainerState
 
 from trustclip import Method, method
 from trustclip.constraints.sampler import Pairs
-from trustclip.durable import lock
-from trustclip.durable.handover import by_first
-from trustclip.durable.trainer import Durable
-from trustclip.recipes.models import save_model
-from trustclip.recipes.opening import open_run
-from trustclip.recipes.watch.agreement import FirstCompletions
-from trustclip.runs.directory import RunDirectory
-from trustclip.tasks.problem import Problem
+from trustclip.train.durable import lock
+from trustclip.train.durable.ranks import by_first
+from trustclip.train.durable.trainer import Durable
+from trustclip.train.equipment import open_run
+from trustclip.train.models import save_model
+from trustclip.train.problems.problem import Problem
+from trustclip.train.runs.directory import RunDirectory
+from trustclip.train.watch.callbacks import FirstCompletions
 
 from .setups import Setup
 

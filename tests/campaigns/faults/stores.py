@@ -8,11 +8,11 @@ import hashlib
 import json
 from pathlib import Path
 
-from trustclip.durable.extents import Extents
-from trustclip.durable.lock import only_process
-from trustclip.durable.store import CheckpointStore
 from trustclip.support.flush import flush
 from trustclip.support.jsonl import append_jsonl, write_json
+from trustclip.train.durable.extents import Extents
+from trustclip.train.durable.lock import only_process
+from trustclip.train.durable.store import CheckpointStore
 
 from .runs import Runs
 from .setups import Setup, store_setup

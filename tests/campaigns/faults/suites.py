@@ -22,9 +22,9 @@ from unittest import mock
 import yaml
 from rich.console import Console
 
-from trustclip.suite import run as suite_run
-from trustclip.suite.run import run_suite
 from trustclip.support.jsonl import append_jsonl, write_text
+from trustclip.train.suite import run as suite_run
+from trustclip.train.suite.run import run_suite
 
 from . import runs as base_runs
 from .disk import Disk

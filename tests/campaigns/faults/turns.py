@@ -20,8 +20,9 @@ from unittest import mock
 import numpy as np
 import torch
 
-from trustclip.durable import handover, lock, ranks, saving
-from trustclip.runs import directory
+from trustclip.train.durable import lock, ranks, saving
+from trustclip.train.durable import ranks as handover
+from trustclip.train.runs import directory
 
 from .world import Dead, Plan
 

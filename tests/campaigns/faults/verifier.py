@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 from patience import slowness
 
-from trustclip.rewards import Verifier
+from trustclip.train.problems.verify import Verifier
 
 from .runs import LostError, played
 

@@ -118,7 +118,7 @@ def file_of_tokens_with_other_columns(folder):
 
 @artefact(2, "header too large")
 def weights_whose_header_is_larger_than_the_file(folder):
-    from trustclip.recipes.tiny import tiny_model
+    from trustclip.train.tiny import tiny_model
 
     path = folder / "model"
     for part in tiny_model(0):

@@ -136,7 +136,7 @@ def tokenizer_with(template: str, marks: dict[str, Any] | None = None) -> Any:
     """The byte-level tokenizer with a chat template of TRL's, and the tokens of its tests."""
     import trl
 
-    from trustclip.recipes.tiny import tiny_tokenizer
+    from trustclip.train.tiny import tiny_tokenizer
 
     tokenizer = tiny_tokenizer()
     special = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]

@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 
 from trustclip.engines.trl.sampling import decoding
 from trustclip.engines.trl.sampling.decoding import Decoder, unsupported
-from trustclip.recipes.tiny import tiny_model
+from trustclip.train.tiny import tiny_model
 
 PROMPTS = [[5, 9, 17], [5, 9, 17], [40, 3, 8, 77, 12, 5], [9], [5, 9, 17], [40, 3, 8, 77, 12, 5]]
 

@@ -14,11 +14,11 @@ from many_clients import Server
 from safetensors.torch import load_file
 from trl_runs import constrained, fresh_model
 
-from trustclip.durable.weights import merged
 from trustclip.engines.served import ServedSampler, complaints
 from trustclip.engines.trl import ConstrainedGRPOConfig
-from trustclip.recipes.models import lora_config
+from trustclip.engines.trl.sampling.server import merged
 from trustclip.support import http
+from trustclip.train.models import lora_config
 
 
 class Tiny:

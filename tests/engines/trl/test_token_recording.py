@@ -17,7 +17,7 @@ import trl_runs
 import trustclip as tc
 from trustclip.engines.trl.recording.tokens import BYTES, Pieces, Plan, TokenSampler
 from trustclip.logs.tokens import read_tokens, token_batch
-from trustclip.runs.directory import RunDirectory
+from trustclip.train.runs.directory import RunDirectory
 
 SETTINGS: dict[str, Any] = dict(
     method="atr",

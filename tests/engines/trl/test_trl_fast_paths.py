@@ -353,7 +353,7 @@ def test_whatever_is_logged_of_completions_can_be_stored(tmp_path):
     )
     trainer.train()
     assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-000001", "step-000002"]
-    from trustclip.durable import states
+    from trustclip.train.durable import states
 
     extra = states.load(tmp_path / "step-000002", "rank-0")["progress"]["logs"]["extra"]
     assert [extra[f"odd {n}"][0] for n in range(4)] == ["a", 0.5, "0.1", "2026-01-01"]

@@ -12,9 +12,9 @@ import trl
 from transformers import Trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from trustclip.durable import trainer
 from trustclip.engines import trl as engine
 from trustclip.engines.trl import upstream
+from trustclip.train.durable import trainer
 
 SOURCES = sorted(Path(engine.__file__).parent.rglob("*.py"))
 TRL = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer)))

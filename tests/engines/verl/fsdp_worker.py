@@ -28,9 +28,9 @@ from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
-from trustclip.durable.rollcall import leave
 from trustclip.engines.verl import TrustclipLossConfig
 from trustclip.engines.verl.limits import WATCH
+from trustclip.train.durable.rollcall import leave
 
 SEQUENCES, PROMPT, LONGEST, MICRO = 8, 5, 6, 2
 FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}

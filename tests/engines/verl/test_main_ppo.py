@@ -74,7 +74,7 @@ TRAINER = [
 def write_problems(path: Path) -> None:
     import pandas
 
-    from trustclip.tasks.arithmetic import Arithmetic
+    from trustclip.train.problems.arithmetic import Arithmetic
 
     rows = [
         {
@@ -91,7 +91,7 @@ def write_problems(path: Path) -> None:
 
 def save_model(path: Path) -> None:
     """Our tiny Qwen3, with the mark that verl wants of every tokenizer of a Qwen3."""
-    from trustclip.recipes.tiny import tiny_model
+    from trustclip.train.tiny import tiny_model
 
     model, tokenizer = tiny_model()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})

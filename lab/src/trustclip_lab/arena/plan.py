@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from trustclip.constraints.base import Method
 from trustclip.constraints.registry import as_method
-from trustclip.recipes.files import Source, build
-from trustclip.suite.plan import digest
 from trustclip.support.jsonl import plain
 from trustclip.support.names import unknown
+from trustclip.train.files import Source, build
+from trustclip.train.suite.plan import digest
 from trustclip_lab.arena.settings import MAIN, ArenaSettings, finer
 from trustclip_lab.stack.settings import LabSettings
 

@@ -18,9 +18,9 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from trustclip.recipes.files import Source, build, load_yaml
 from trustclip.stats import curves
 from trustclip.support.jsonl import plain, write_text
+from trustclip.train.files import Source, build, load_yaml
 from trustclip_lab.arena import plan
 from trustclip_lab.arena.plan import Cell
 from trustclip_lab.arena.settings import MAIN, ArenaSettings

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from trustclip.recipes.checks import Complaint, complaints
-from trustclip.suite.settings import LABEL
 from trustclip.support.checked import Count, Positive, Share, Whole, checked
 from trustclip.support.names import unknown
+from trustclip.train.checks import Complaint, complaints
+from trustclip.train.suite.settings import LABEL
 
 #: Settings of the lab that the arena sets itself.
 OWN = (

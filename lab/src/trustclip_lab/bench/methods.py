@@ -73,7 +73,7 @@ def _update(sequences: int) -> Callable[[], None] | None:
 
     if find_spec("transformers") is None:
         return None
-    from trustclip.recipes.tiny import tiny_model
+    from trustclip.train.tiny import tiny_model
 
     model, tokenizer = tiny_model()
     g = torch.Generator().manual_seed(0)

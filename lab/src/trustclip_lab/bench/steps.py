@@ -93,9 +93,9 @@ def _trainer(options: StepOptions, settings: dict[str, Any] | None, folder: str)
 
     from trustclip.engines import trl
     from trustclip.engines.trl.upstream import GRPOConfig, GRPOTrainer
-    from trustclip.recipes.models import lora_config
-    from trustclip.recipes.tiny import tiny_model
-    from trustclip.tasks.arithmetic import Arithmetic
+    from trustclip.train.models import lora_config
+    from trustclip.train.problems.arithmetic import Arithmetic
+    from trustclip.train.tiny import tiny_model
 
     stock = settings is None
     loss_options: dict[str, Any] = {"epsilon": 0.2} if stock else {"method": "clip", **settings}

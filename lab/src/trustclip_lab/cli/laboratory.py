@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 from trustclip.cli.arguments import changes_of, parse, reads, require, split_option, takes
-from trustclip.settings.marks import Also, Argument
 from trustclip.support.jsonl import write_text
+from trustclip.support.marks import Also, Argument
 from trustclip.support.terminal import Terminal, say
 
 
@@ -49,7 +49,7 @@ Methods on many seeds at once, of very small policies. The same command continue
 @takes("trustclip_lab.stack:LabSettings")
 def lab(argv: Sequence[str]) -> int:
     """``trustclip lab [FILE]``: methods on many seeds at once, of very small policies."""
-    from trustclip.recipes.shipped import locate
+    from trustclip.train.shipped import locate
     from trustclip_lab.stack import LabSettings, load, run_lab
 
     if {"-h", "--help"} & set(argv):
@@ -91,7 +91,7 @@ def arena(argv: Sequence[str]) -> int:
     """``trustclip arena FILE``: constraints tuned alike and compared on fresh seeds."""
     if argv and argv[0] in ("page", "verify"):
         return {"page": page, "verify": verify}[argv[0]](argv[1:])
-    from trustclip.recipes.shipped import locate
+    from trustclip.train.shipped import locate
     from trustclip_lab.arena.run import collect, estimate, load, run_arena, run_part
     from trustclip_lab.arena.settings import ArenaSettings
 

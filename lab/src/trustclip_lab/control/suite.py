@@ -15,10 +15,10 @@ from rich.table import Table
 
 from trustclip.constraints.base import Method
 from trustclip.constraints.registry import as_method
-from trustclip.settings.marks import Also
 from trustclip.stats import Difference, Interval, RunSummary, holm
 from trustclip.support.checked import Count, Positive, checked
 from trustclip.support.jsonl import write_json
+from trustclip.support.marks import Also
 from trustclip.support.terminal import print_table
 from trustclip_lab.stats.aggregates import interquartile_interval
 from trustclip_lab.stats.equivalence import conclude, equivalence_p, paired_runs

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from trustclip.constraints.registry import interval
-from trustclip.engines.schedule import Schedule
+from trustclip.constraints.schedule import Schedule
 from trustclip.methods.atr import ATR
 from trustclip_lab.paper.cells import BENCHMARKS, printed_rows
 

@@ -14,13 +14,13 @@ from rich.console import Console
 
 from trustclip.constraints.base import Method
 from trustclip.engines.limits import refusal
-from trustclip.recipes.checks import Complaint, complaints
-from trustclip.recipes.files import Source, build, load_yaml
-from trustclip.suite.plan import digest
-from trustclip.suite.settings import Scalar, combinations, labelled_methods, suffix
 from trustclip.support.jsonl import plain, write_text
 from trustclip.support.names import unknown
 from trustclip.support.terminal import print_table
+from trustclip.train.checks import Complaint, complaints
+from trustclip.train.files import Source, build, load_yaml
+from trustclip.train.suite.plan import digest
+from trustclip.train.suite.settings import Scalar, combinations, labelled_methods, suffix
 from trustclip_lab.stack import results
 from trustclip_lab.stack.methods import SUPPLY
 from trustclip_lab.stack.settings import LabSettings

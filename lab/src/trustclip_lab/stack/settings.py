@@ -10,8 +10,8 @@ from trustclip.constraints.aggregation import Aggregation
 from trustclip.constraints.base import Positive
 from trustclip.constraints.registry import Part, method
 from trustclip.engines.sampler import Sampler
-from trustclip.suite.settings import Sweep
 from trustclip.support.checked import Count, Share, Whole, checked
+from trustclip.train.suite.settings import Sweep
 from trustclip_lab.stack.policies import PolicyName
 
 TaskName = Literal["teacher", "chain", "needle", "many"]

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 from trustclip.cli.arguments import reads
-from trustclip.rewards.extraction import Style
-from trustclip.settings.marks import Also, Argument
+from trustclip.support.marks import Also, Argument
 from trustclip.support.terminal import Terminal, say
-from trustclip.tasks.decontaminate import DecontaminateConfig
+from trustclip.train.problems.decontaminate import DecontaminateConfig
+from trustclip.train.problems.verify.extraction import Style
 
 
 @dataclasses.dataclass
@@ -25,9 +25,9 @@ class Grade:
 
 @reads(Grade)
 def grade(options: Grade) -> int:
-    from trustclip.evaluation.offline import grade as regrade
-    from trustclip.evaluation.offline import read_samples
     from trustclip.support.jsonl import append_jsonl
+    from trustclip.train.evaluation.offline import grade as regrade
+    from trustclip.train.evaluation.offline import read_samples
 
     if options.out is not None and options.out.exists():
         raise ValueError(f"{options.out} exists; choose another --out.")
@@ -95,7 +95,7 @@ def power(options: Power) -> int:
 
 @reads(DecontaminateConfig)
 def decontaminate(options: DecontaminateConfig) -> int:
-    from trustclip.tasks.decontaminate import run
+    from trustclip.train.problems.decontaminate import run
 
     return run(options)
 
@@ -143,7 +143,7 @@ class Explain:
 
 @reads(Explain)
 def explain(options: Explain) -> int:
-    from trustclip.report.explain import explain as paragraphs
+    from trustclip.report.console import explain as paragraphs
 
     console = Terminal(width=min(Terminal().width, 100), highlight=False)
     for paragraph in paragraphs(options.run):

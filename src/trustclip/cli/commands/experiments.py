@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from trustclip.cli.arguments import changes_of, reads, require, settings, takes
-from trustclip.settings.marks import Argument
-from trustclip.settings.stages import (
+from trustclip.support.marks import Argument
+from trustclip.support.terminal import Terminal, say
+from trustclip.train.settings.stages import (
     DemoSettings,
     EvalSettings,
     Recipe,
     RLSettings,
     SFTSettings,
 )
-from trustclip.support.terminal import Terminal, say
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ def demo(argv: Sequence[str]) -> int:
     options = settings(DemoSettings, argv, "demo")
     require("transformers", "trl", "plotly", "jinja2")  # the last two of the page it ends with
     _be_quiet()
-    from trustclip.recipes.demo import demo as run
+    from trustclip.train.pipeline import demo as run
 
     console = Terminal()
     directory = run(options, console)
@@ -41,10 +41,10 @@ def demo(argv: Sequence[str]) -> int:
 def sft(argv: Sequence[str]) -> int:
     options, dry = _stage(SFTSettings, argv, "sft")
     if dry:
-        from trustclip.recipes.preflight.stages import dry_sft
+        from trustclip.train.preflight.dry_run import dry_sft
 
         return dry_sft(options, Terminal())
-    from trustclip.recipes.sft import sft as run
+    from trustclip.train.sft import sft as run
 
     run(options, Terminal())
     return 0
@@ -54,10 +54,10 @@ def sft(argv: Sequence[str]) -> int:
 def rl(argv: Sequence[str]) -> int:
     options, dry = _stage(RLSettings, argv, "rl")
     if dry:
-        from trustclip.recipes.preflight.stages import dry_rl
+        from trustclip.train.preflight.dry_run import dry_rl
 
         return dry_rl(options, Terminal())
-    from trustclip.recipes.rl import rl as run
+    from trustclip.train.rl import rl as run
 
     run(options, Terminal())
     return 0
@@ -67,10 +67,10 @@ def rl(argv: Sequence[str]) -> int:
 def evaluate(argv: Sequence[str]) -> int:
     options, dry = _stage(EvalSettings, argv, "eval")
     if dry:
-        from trustclip.recipes.preflight.stages import dry_eval
+        from trustclip.train.preflight.dry_run import dry_eval
 
         return dry_eval(options, Terminal())
-    from trustclip.recipes.eval import run_evaluation
+    from trustclip.train.eval import run_evaluation
 
     run_evaluation(options, Terminal())
     return 0
@@ -92,7 +92,7 @@ def _dry(argv: Sequence[str]) -> tuple[list[str], bool]:
 
 def _be_quiet() -> None:
     # Imports torch and transformers, so only once the settings have been checked.
-    from trustclip.recipes.watch.callbacks import silence_libraries
+    from trustclip.train.watch.callbacks import silence_libraries
 
     silence_libraries()
 
@@ -119,9 +119,8 @@ def run(argv: Sequence[str]) -> int:
     if not argv or {"-h", "--help"} & set(argv):
         say(RUN_USAGE)
         return 0 if argv else 2
-    from trustclip.recipes.files import ALIASES, load_recipe
-    from trustclip.recipes.folders import with_folder
-    from trustclip.recipes.shipped import locate
+    from trustclip.train.files import ALIASES, load_recipe, with_folder
+    from trustclip.train.shipped import locate
 
     rest, dry = _dry(argv)
     files, changes = changes_of(rest, Recipe, ALIASES)
@@ -132,10 +131,10 @@ def run(argv: Sequence[str]) -> int:
     console = Terminal()
     _be_quiet()
     if dry:
-        from trustclip.recipes.preflight.dry_run import dry_run
+        from trustclip.train.preflight.dry_run import dry_run
 
         return dry_run(recipe, console)
-    from trustclip.recipes.pipeline import run_recipe
+    from trustclip.train.pipeline import run_recipe
 
     directory = run_recipe(recipe, console)
     if directory.summary.get("finished"):
@@ -160,7 +159,7 @@ def resume(argv: Sequence[str]) -> int:
     if not argv or {"-h", "--help"} & set(argv):
         say(RESUME_USAGE)
         return 0 if argv else 2
-    from trustclip.recipes.files import ALIASES, Source, build, of_run
+    from trustclip.train.files import ALIASES, Source, build, of_run
 
     folders, _ = changes_of(argv, Recipe, ALIASES)
     if len(folders) != 1:
@@ -171,10 +170,10 @@ def resume(argv: Sequence[str]) -> int:
     _, changes = changes_of(argv, cls, ALIASES if command == "run" else {})
     options = build(cls, content, Source(f"{folders[0]}/config.yaml", {}, changes))
     _be_quiet()
-    from trustclip.recipes.eval import run_evaluation
-    from trustclip.recipes.pipeline import run_recipe
-    from trustclip.recipes.rl import rl as reinforce
-    from trustclip.recipes.sft import sft as tune
+    from trustclip.train.eval import run_evaluation
+    from trustclip.train.pipeline import run_recipe
+    from trustclip.train.rl import rl as reinforce
+    from trustclip.train.sft import sft as tune
 
     of_command = {"rl": reinforce, "sft": tune, "eval": run_evaluation, "run": run_recipe}
     of_command[command](options, Terminal())
@@ -207,9 +206,9 @@ class Suite:
 
 @reads(Suite)
 def suite(options: Suite) -> int:
-    from trustclip.recipes.shipped import locate
-    from trustclip.suite import run_suite
-    from trustclip.suite.launchers.base import resources_of
+    from trustclip.train.shipped import locate
+    from trustclip.train.suite import run_suite
+    from trustclip.train.suite.launchers.base import resources_of
 
     places = ("gpus", "cpus", "extra", "hours", "partition")
     resources = {name: getattr(options, name) for name in places}
@@ -238,7 +237,7 @@ class Recipes:
 
 @reads(Recipes)
 def recipes(options: Recipes) -> int:
-    from trustclip.recipes.shipped import command_of, copy_shipped, shipped, title
+    from trustclip.train.shipped import command_of, copy_shipped, shipped, title
 
     if options.name is not None:
         copy = copy_shipped(options.name, options.to)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from trustclip.cli.arguments import reads
-from trustclip.settings.marks import Also, Argument
+from trustclip.support.marks import Also, Argument
 from trustclip.support.terminal import Terminal, say
 from trustclip.support.text import readable
 
@@ -87,7 +87,7 @@ class Verify:
 
 @reads(Verify)
 def verify(options: Verify) -> int:
-    from trustclip.runs.verify import verify as verify_run
+    from trustclip.train.runs.verify import verify as verify_run
 
     result = verify_run(options.run)
     if options.json:
@@ -114,7 +114,7 @@ class Send:
 
 @reads(Send)
 def send(options: Send) -> int:
-    from trustclip.recipes.watch.send import send as send_run
+    from trustclip.train.watch.sinks import send as send_run
 
     count = send_run(options.run, options.sink)
     say(f"{count} rows of {options.run} sent to {options.sink}: {options.run / options.sink}")
@@ -141,7 +141,7 @@ class Push:
 
 @reads(Push)
 def push(options: Push) -> int:
-    from trustclip.runs import push as hub
+    from trustclip.train.runs import card as hub
 
     page = None
     if options.report:

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from trustclip.cli.arguments import parse, reads, split_option, takes
-from trustclip.settings.marks import Argument, Metavar
+from trustclip.support.marks import Argument, Metavar
 from trustclip.support.terminal import say
 
 if TYPE_CHECKING:
     from trustclip.constraints.base import Method
     from trustclip.constraints.sampler import Pairs
+    from trustclip.constraints.schedule import Schedule
     from trustclip.engines.remarks import Remark
-    from trustclip.engines.schedule import Schedule
 
 
 @dataclasses.dataclass
@@ -94,8 +94,8 @@ def doctor(argv: Sequence[str]) -> int:
     options = parse(Doctor, argv, "doctor")
     import torch
 
-    from trustclip.engines.schedule import Schedule
-    from trustclip.runs.directory import environment
+    from trustclip.constraints.schedule import Schedule
+    from trustclip.train.runs.directory import environment
 
     facts = environment()
     for name, version in facts["versions"].items():
@@ -166,10 +166,10 @@ def _distributed(arguments: Sequence[str]) -> int:
 
     from trustclip.engines.limits import check
     from trustclip.engines.remarks import Remark
-    from trustclip.recipes.checks import absent, schedule_of
-    from trustclip.recipes.files import load_recipe
-    from trustclip.recipes.preflight.ranks import Load, describe, inspect_ranks, remarks
-    from trustclip.settings.stages import RLStage
+    from trustclip.train.checks import absent, schedule_of
+    from trustclip.train.files import load_recipe
+    from trustclip.train.preflight.ranks import Load, describe, inspect_ranks, remarks
+    from trustclip.train.settings.stages import RLStage
 
     if arguments and not arguments[0].startswith("-"):
         stage = load_recipe(Path(arguments[0])).rl
@@ -201,8 +201,8 @@ def _sampler(arguments: Sequence[str]) -> int:
     from pathlib import Path
 
     from trustclip.cli.arguments import changes_of
-    from trustclip.recipes.preflight.sampler import first_completions, read_pairs
-    from trustclip.settings.stages import Recipe
+    from trustclip.train.preflight.sampler import first_completions, read_pairs
+    from trustclip.train.settings.stages import Recipe
 
     arguments, length = _length(arguments)
     if any(part.partition("=")[0] == "--server" for part in arguments):
@@ -218,7 +218,7 @@ def _sampler(arguments: Sequence[str]) -> int:
         if changes:
             raise ValueError(f"a file of completions takes no options, got {', '.join(changes)}.")
         return _report_verdict(read_pairs(path), length)
-    from trustclip.recipes.files import load_recipe
+    from trustclip.train.files import load_recipe
 
     recipe = load_recipe(path, changes)
     pairs = first_completions(recipe)
@@ -253,19 +253,19 @@ class OfServer:
 
 def _of_server(arguments: Sequence[str]) -> "Pairs":
     """Completions of a running server, scored by it and by a model here."""
-    from trustclip.recipes.preflight.foreign import server_pairs
-    from trustclip.settings.stages import EvalSettings
     from trustclip.support.http import check_address
+    from trustclip.train.preflight.foreign import server_pairs
+    from trustclip.train.settings.stages import EvalSettings
 
     options = parse(OfServer, arguments, "doctor --sampler")
     check_address(options.server)
     import tempfile
     from pathlib import Path
 
-    from trustclip.recipes.checks import refuse
-    from trustclip.recipes.problems import test_problems
-    from trustclip.runs.directory import RunDirectory
-    from trustclip.tasks.prompts import messages
+    from trustclip.train.checks import refuse
+    from trustclip.train.data import test_problems
+    from trustclip.train.problems.prompts import messages
+    from trustclip.train.runs.directory import RunDirectory
 
     with tempfile.TemporaryDirectory() as folder:
         shared = {name: getattr(options, name) for name in ("model", "tasks", "prompt_style")}
@@ -285,8 +285,8 @@ def _report_verdict(pairs: "Pairs", length: int = 0, method: "Method | None" = N
     Returns:
       0 if they agree, or differ as half precision or other kernels make them; 1 otherwise.
     """
-    from trustclip.recipes.watch import anatomy, damage
-    from trustclip.recipes.watch.agreement import compare
+    from trustclip.findings.mismatch import anatomy, damage
+    from trustclip.findings.mismatch.agreement import compare
 
     verdict = compare(pairs)
     say(f"{'verdict':<16}{verdict.title}")

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from trustclip.cli.arguments import method_from, reads, split_option
-from trustclip.settings.marks import Argument
+from trustclip.support.marks import Argument
 from trustclip.support.terminal import Terminal, say
 from trustclip.support.text import percent
 
@@ -43,8 +43,8 @@ def shadow(options: Shadow) -> int:
     from trustclip.constraints.base import methods as every
     from trustclip.constraints.registry import method
     from trustclip.constraints.shadow import shadow_methods
-    from trustclip.runs.watched import able, supplied, watch
-    from trustclip.settings.stages import yaml_list
+    from trustclip.logs.watched import able, supplied, watch
+    from trustclip.train.settings.stages import yaml_list
 
     fields, left_out = supplied(options.logs), {}
     if options.methods == "all":
@@ -96,7 +96,7 @@ def suggest(argv: Sequence[str]) -> int:
         return 0 if argv else 2
     name, *rest = argv
     rest, text = split_option(rest, "--share")
-    from trustclip.runs.suggest import suggest as find
+    from trustclip.logs.suggest import suggest as find
 
     logs, flags = _split(rest)
     if not logs:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.cli.arguments import changes_of, settings, takes
-from trustclip.settings.stages import InitSettings, TrySettings
 from trustclip.support.terminal import Terminal, say
+from trustclip.train.settings.stages import InitSettings, TrySettings
 
 #: Options of ``try`` that no recipe has.
 _OWN = ("n", "each")
@@ -19,8 +19,8 @@ def attempt(argv: Sequence[str]) -> int:
     positional, changes = changes_of(argv, TrySettings)
     training, fine_tunes = None, False
     if len(positional) == 1 and Path(positional[0]).suffix in (".yaml", ".yml"):
-        from trustclip.recipes.files import load_recipe
-        from trustclip.recipes.shipped import locate
+        from trustclip.train.files import load_recipe
+        from trustclip.train.shipped import locate
 
         own = {name: changes.pop(name) for name in _OWN if name in changes}
         recipe = load_recipe(locate(Path(positional[0])), changes)
@@ -29,10 +29,10 @@ def attempt(argv: Sequence[str]) -> int:
         options = TrySettings(dataset=training.dataset, **place, **own)
     else:
         options = settings(TrySettings, argv, "try", first="model")
-    from trustclip.recipes.watch.callbacks import silence_libraries
+    from trustclip.train.watch.callbacks import silence_libraries
 
     silence_libraries()
-    from trustclip.recipes.trial import trial
+    from trustclip.train.trial import trial
 
     trial(options, Terminal(), training)
     if fine_tunes:
@@ -43,13 +43,13 @@ def attempt(argv: Sequence[str]) -> int:
 @takes(InitSettings)
 def init(argv: Sequence[str]) -> int:
     options = settings(InitSettings, argv, "init", first="file")
-    from trustclip.recipes.watch.callbacks import silence_libraries
+    from trustclip.train.watch.callbacks import silence_libraries
 
     silence_libraries()
-    from trustclip.recipes.checks import refuse_sources
-    from trustclip.recipes.files import load_recipe
-    from trustclip.recipes.first import missing_parts, write_recipe
-    from trustclip.recipes.preflight.dry_run import dry_run
+    from trustclip.train.checks import refuse_sources
+    from trustclip.train.files import load_recipe
+    from trustclip.train.first import missing_parts, write_recipe
+    from trustclip.train.preflight.dry_run import dry_run
 
     if sys.stdin.isatty():
         options = _ask_missing(options, missing_parts)

@@ -10,15 +10,15 @@ from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.brake import Brake, as_brake
 from trustclip.constraints.candidates import DEFAULT
 from trustclip.constraints.registry import as_method, with_arguments
+from trustclip.constraints.schedule import Schedule
 from trustclip.constraints.shadow import shadow_methods
-from trustclip.durable.mirror import check_url
 from trustclip.engines import limits
 from trustclip.engines.limits import Supply
 from trustclip.engines.sampler import Sampler, as_sampler
-from trustclip.engines.schedule import Schedule
 from trustclip.engines.served import Weights
 from trustclip.engines.trl.likeliest import KEPT, MOST
 from trustclip.engines.trl.upstream import GRPOConfig
+from trustclip.support.inside import check_url
 from trustclip.support.names import unknown
 
 _HEADS = Literal["auto", "trustclip", "trl"]

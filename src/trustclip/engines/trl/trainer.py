@@ -29,10 +29,8 @@ from trustclip.constraints import diagnostics
 from trustclip.constraints.base import Trait
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.gradients import gradient, gradient_with_candidates
-from trustclip.durable import schemas
-from trustclip.durable.rollcall import own_port
-from trustclip.durable.trainer import Durable
-from trustclip.engines.trl import fast_paths, redistribute
+from trustclip.constraints.selection import only_what_matters
+from trustclip.engines.trl import fast_paths
 from trustclip.engines.trl.braking import Braking
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
 from trustclip.engines.trl.inputs import LAG, STATISTICS, inject, token_batch, token_mask
@@ -51,7 +49,16 @@ from trustclip.engines.trl.sampling.server import Following
 from trustclip.engines.trl.scoring import average, candidates, foresight, hidden, sharing, skipping
 from trustclip.engines.trl.scoring.exact_kl import KLWatch
 from trustclip.engines.trl.scoring.forward import Request, use_head
-from trustclip.engines.trl.upstream import GRPOTrainer, SFTTrainer, announced_level, end_tokens
+from trustclip.engines.trl.upstream import (
+    GRPOTrainer,
+    SFTTrainer,
+    announced_level,
+    end_tokens,
+    own_port,
+)
+from trustclip.support import schemas
+from trustclip.train.durable import redistribute
+from trustclip.train.durable.trainer import Durable
 
 logger = logging.getLogger(__name__)
 
@@ -471,7 +478,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         """Add a micro-batch to the metrics; ``rows`` are those scored, None for all."""
         assert phase.gate is not None
         batch, surrogate = phase.gate
-        scored = batch if rows is None else skipping.only_what_matters(batch)
+        scored = batch if rows is None else only_what_matters(batch)
         self._windows[self._mode].add(scored, surrogate, self.method, phase.coefficient)
         skipped = 0.0 if rows is None else 1 - len(rows) / len(batch.mask)
         if self.accelerator.num_processes > 1:  # one rank knows it without waiting for a GPU

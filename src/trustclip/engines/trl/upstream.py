@@ -19,6 +19,8 @@ from typing import Any
 # trustclip reports no usage data, and importing TRL on a user's behalf must not either.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
+import socket
+
 from trl.trainer import grpo_trainer
 from trl.trainer.grpo_config import GRPOConfig as GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer as GRPOTrainer
@@ -103,7 +105,7 @@ INPUT_KEYS = (
     "tool_mask",
 )
 
-#: Private members of Transformers' `Trainer` that `trustclip.durable.trainer.Durable` overrides,
+#: Private members of Transformers' `Trainer` that `trustclip.train.durable.trainer.Durable` overrides,
 #: reads or sets.
 TRANSFORMERS_MEMBERS = (
     "_globalstep_last_logged",
@@ -185,3 +187,14 @@ def check_release(release: str, trainer: type) -> None:
 
 
 check_release(version("trl"), GRPOTrainer)
+
+
+def own_port() -> None:
+    """Give the process group of a vLLM in this process a port of its own, unless one is set.
+
+    TRL would take the first of four that is free, and open it when the engine has started: two
+    runs that begin together would choose the same.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        os.environ.setdefault("MASTER_PORT", str(probe.getsockname()[1]))

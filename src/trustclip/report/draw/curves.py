@@ -5,6 +5,8 @@ from dataclasses import replace
 from math import inf
 
 from trustclip.findings.groups import Group, names, pooled
+from trustclip.logs.names import SAMPLING_ENTROPY
+from trustclip.logs.reader import Run
 from trustclip.report.draw.marks import (
     BANDS,
     NEUTRAL,
@@ -19,8 +21,6 @@ from trustclip.report.draw.marks import (
     window_of,
 )
 from trustclip.report.results import tasks_of
-from trustclip.runs.progress import SAMPLING_ENTROPY
-from trustclip.runs.reader import Run
 from trustclip.support.text import title_of
 
 #: Panels of Figure 2: metrics key, title, axis, factor.

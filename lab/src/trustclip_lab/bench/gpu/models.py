@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from trustclip.recipes.tiny import EOS, PAD, tiny_model, tiny_tokenizer
+from trustclip.train.tiny import EOS, PAD, tiny_model, tiny_tokenizer
 from trustclip_lab.bench.gpu.cases import Place
 
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from trustclip.recipes.models import lora_config
-from trustclip.recipes.preflight.memory import estimate
-from trustclip.settings.stages import RLStage
+from trustclip.train.models import lora_config
+from trustclip.train.preflight.memory import estimate
+from trustclip.train.settings.stages import RLStage
 from trustclip_lab.bench.gpu.cases import Case, Place, Row, Stage
 from trustclip_lab.bench.gpu.models import random_model
 from trustclip_lab.bench.table import Table

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
-from trustclip.durable.weights import merged
 from trustclip.engines.served import ServedSampler, complaints
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
 from trustclip.engines.trl.upstream import end_tokens
+from trustclip.train.durable.weights import _adapter
 
 
 class Following:
@@ -55,3 +56,31 @@ class Following:
                 Path(folder).chmod(0o755)  # the server may run as somebody else
                 self._sampler.take(Path(folder))
         accelerator.wait_for_everyone()
+
+
+@torch.no_grad()
+def merged(model: Any) -> dict[str, Tensor]:
+    """Copies of the weights by the base model's names, the active adapters added to them.
+
+    The model does not change by a bit: weights are put back, since subtracting an adapter would
+    round. Tied weights are listed once.
+    """
+    if _adapter(model) is None:
+        return {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    tensors: dict[str, Tensor] = {}
+    layers = ((p, layer) for p, layer in model.named_modules() if isinstance(layer, BaseTunerLayer))
+    layer: Any
+    for path, layer in layers:
+        base = layer.get_base_layer()
+        original = base.weight.detach().clone()
+        layer.merge()
+        tensors[f"{path}.weight"] = base.weight.detach().cpu().clone()
+        layer.unmerge()
+        base.weight.copy_(original)
+    for name, parameter in model.named_parameters():
+        plain = name.replace(".base_layer", "").replace(".modules_to_save.default", "")
+        if model.prefix not in name and ".original_module" not in name:
+            tensors.setdefault(plain, parameter.detach().cpu().clone())
+    return {name.removeprefix("base_model.model."): tensor for name, tensor in tensors.items()}

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from trustclip.durable.shards import whole
 from trustclip.head import Head
+from trustclip.support.sharded import whole
 
 #: Settings by which architectures multiply logits after the head, and those that divide by one.
 _MULTIPLIES = ("logit_scale", "lm_head_multiplier", "output_multiplier")

@@ -1,12 +1,11 @@
 """Skipping completions that cannot move the policy: no passes, but counted in the normaliser."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trustclip.constraints.batch import TokenBatch
+from trustclip.constraints.selection import _matters
 from trustclip.engines.trl.inputs import token_mask
 
 #: Inputs of TRL that are not indexed by row alone (images), so that rows cannot be left out.
@@ -45,16 +44,6 @@ def widen(
         inputs["entropy_old"] = spread(entropy_old[rows], rows, mean.expand(mask.shape))
     elsewhere = torch.zeros_like(mask, dtype=logps.dtype) if old is None else old
     return spread(logps, rows, elsewhere), spread(entropies, rows, mean.expand(mask.shape))
-
-
-def only_what_matters(batch: TokenBatch) -> TokenBatch:
-    """The batch with all completions masked that cannot move the policy."""
-    return replace(batch, mask=batch.mask & _matters(batch.advantages, batch.mask)[:, None])
-
-
-def _matters(advantages: Tensor, mask: Tensor) -> Tensor:
-    """True for completions with an advantage on an unmasked token. Shape [batch]."""
-    return (mask & (advantages != 0)).any(dim=1)
 
 
 def spread(values: Tensor, rows: Tensor, elsewhere: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""Sampler against trainer: do they agree, and if not, why?"""

@@ -1,0 +1,311 @@
+r"""Sampler against trainer on the first completions: do they agree, and if not, why?
+
+The differences $d_t$ of the two log-probabilities of each token carry the mark of their cause. A
+sampler at another temperature has, to first order, $d_t$ in proportion to
+$\log\pi(y_t) + H_t$: the score of the temperature. One that samples from a renormalised part of the
+vocabulary finds every token a little likelier, by at most the share that it left out; one whose
+vocabulary has rows that the trainer's lacks, less likely. Another precision is noise on both
+sides, in proportion to what $1-\pi(y_t)$ leaves it to move; a mixture of experts that routes a
+token elsewhere makes a sparse tail on top of it; another prompt makes the text surprising, most at
+its beginning. Whatever the cause, $E[e^{d_t}] = 1$ on samples of the whole vocabulary: a mean
+below 1 is what a truncated sampler left out, also where half precision hides it.
+
+Size alone says little: it is judged against the trainer's own noise on the same tokens
+(`trustclip.train.watch.floor`) where that was measured.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trustclip.constraints.sampler import Pairs
+from trustclip.findings.facts import (
+    EARLY,
+    EXACT,
+    FEWEST_TOKENS,
+    FINER,
+    FINER_FACTOR,
+    FOLLOWS,
+    HALF_PRECISION,
+    KERNELS,
+    ONE_SIDED,
+)
+from trustclip.findings.mismatch.marks import Cause, Growth, Marks, cause_of, likely, marks_of
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the comparison found."""
+
+    cause: Cause  # the likeliest one; "none" if the two agree
+    text: str  # the numbers, the cause, and what to set
+    harmless: bool  # whether training can go on unchanged
+    title: str  # the verdict in a few words
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the differences are noise, which adds up over a completion."""
+        return self.cause in ("none", "precision", "tail", "stale", "weights")
+
+
+def compare(pairs: Pairs) -> Verdict:
+    """Compare trainer and sampler on the same tokens, and name the likeliest cause.
+
+    Without entropies, a temperature or another prompt cannot be distinguished from other causes.
+
+    Raises:
+      ValueError: fewer than `FEWEST_TOKENS` tokens.
+
+    Example:
+      >>> import torch
+      >>> logp = -torch.linspace(0, 3, 1000)
+      >>> compare(Pairs(logp, logp + 0.005 * torch.linspace(0, 99, 1000).sin())).cause
+      'precision'
+      >>> compare(Pairs(logp, logp - torch.linspace(0, math.log(0.9), 1000))).cause
+      'truncation'
+    """
+    if len(pairs.trainer) < FEWEST_TOKENS:
+        raise ValueError(
+            f"a comparison needs at least {FEWEST_TOKENS} tokens, got {len(pairs.trainer)}: raise "
+            "the number of completions, or their length."
+        )
+    marks = marks_of(pairs)
+    cause = cause_of(marks)
+    # The largest mean with which training can go on. Weights a few updates old have a tail as
+    # routing has, on top of more than half precision makes.
+    limit = {"none": marks.other, "precision": marks.other, "tail": marks.half}.get(cause, -1.0)
+    slight = marks.mean <= limit
+    sharper = slight and likely(marks)
+    parts = [_numbers(marks), _floor(marks), _WHY[cause](marks, pairs)]
+    parts += [_SHARPER] if sharper else []
+    title = _TITLES[cause]
+    if sharper:
+        title = "drawn from a sharper distribution than reported"
+    elif cause == "precision" and marks.between:
+        title = "noise below that of bfloat16: a finer precision, or slightly older weights"
+    return Verdict(cause, " ".join(filter(None, parts)), slight and not sharper, title)
+
+
+def _numbers(marks: Marks) -> str:
+    if marks.largest == 0:
+        return f"Sampler and trainer agree to the bit on all {marks.tokens:,} tokens."
+    return (
+        f"On {marks.tokens:,} tokens, sampler and trainer differ by {marks.mean:.2g} nats on "
+        f"average and by {marks.largest:.2g} at most; {marks.identical:.0%} are equal to the bit."
+    )
+
+
+def _floor(marks: Marks) -> str:
+    """How much the trainer differs from itself."""
+    floor = marks.floor
+    if floor is None or marks.mean <= KERNELS:
+        return ""
+    return (
+        f"The trainer differs from itself by {floor.kernels:.2g} nats where only the batch or the "
+        f"order of sums is another, and by {floor.half:.2g} between float32 and bfloat16."
+    )
+
+
+def _temperature(marks: Marks, pairs: Pairs) -> str:
+    size = f"about {1 / max(1 - marks.slope, 0.1):.2g} times"
+    if marks.explained < EXACT:
+        size = "well below" if marks.slope < 0 else "well above"
+    return (
+        "The differences are those of a temperature: the sampler's log-probabilities belong to one "
+        f"{size} the trainer's. Either the sampler "
+        "returns them before it divides by the temperature (vLLM: set logprobs_mode to "
+        "'processed_logprobs'), or the two have different temperatures: set the trainer's to that "
+        "of sampling."
+    )
+
+
+def _precision(marks: Marks, pairs: Pairs) -> str:
+    return (
+        f"{_size(marks)} Training can go on. Weights that were not sent look alike at first: "
+        "sampler/abs then rises with every update. Watch it and sampler/sequence_ess, and correct "
+        "for it (tis, icepop, or anchor 'rollout') if they drift."
+    )
+
+
+def _size(marks: Marks) -> str:
+    """Noise on both sides: possible causes of its size."""
+    floor, half = marks.floor, f"{HALF_PRECISION:g}"
+    if marks.between and floor is not None:
+        eighth = FINER * floor.half
+        finer = eighth / FINER_FACTOR < marks.mean < eighth * FINER_FACTOR
+        text = "It is noise on both sides, more than other kernels make and less than bfloat16: "
+        one = "of the size that float16 or TF32 makes, or " if finer else ""
+        return f"{text}{one}weights that are an update or two old."
+    if marks.mean > marks.half:
+        most = f"up to {half} nats" if floor is None else "that of this model"
+        times = "" if floor is None else f", {marks.mean / floor.half:.1f} times as much here"
+        return (
+            f"It is noise on both sides, more than half precision usually makes ({most}{times}): "
+            "quantised weights (8 bits make about twice as much as bfloat16), or weights some "
+            "updates old."
+        )
+    text = "It is noise on both sides, of the size that half precision makes (bfloat16 or float16 "
+    if floor is None:
+        return (
+            f"{text}in the sampler, the trainer or both: 0.005 to {half} nats are usual; other "
+            "kernels alone make less)."
+        )
+    follows = (
+        f", and it follows the trainer's own step to the other precision (correlation "
+        f"{floor.follows:.2f})"
+        if floor.follows > FOLLOWS
+        else ""
+    )
+    return f"{text}in the sampler, the trainer or both){follows}."
+
+
+def _tail(marks: Marks, pairs: Pairs) -> str:
+    return (
+        f"It is not noise on all tokens alike: {100 * marks.tail:.2g} % of the tokens, by "
+        f"{marks.tail_mean:.2g} nats on average, have {100 * marks.tail_weight:.0f} % of the "
+        "squared differences. A mixture of experts does this where sampler and trainer route a "
+        "token to other experts: replay the sampler's routing if the engine can, or mask these "
+        "tokens (icepop), and watch sampler/sequence_ess. In a dense model no precision does: then "
+        "the sampler's weights are some updates old, or single tokens are wrong (gates.jsonl, "
+        f"column `worst`).{_floor_tail(marks)}"
+    )
+
+
+def _floor_tail(marks: Marks) -> str:
+    """Whether the trainer has such a tail against itself, which only routing makes."""
+    if marks.floor is None:
+        return ""
+    if 2 * marks.floor.tail > marks.tail:
+        return (
+            f" The trainer has such a tail against itself, on {100 * marks.floor.tail:.2g} % of "
+            "the tokens: it is the model's own, which is routing."
+        )
+    return " The trainer has no such tail against itself."
+
+
+def _growth(growth: Growth) -> str:
+    return f"{growth.last:.2g} nats against {growth.first:.2g}, {growth.times:.1f} times as much"
+
+
+def _depth(marks: Marks, pairs: Pairs) -> str:
+    assert marks.depth is not None
+    return (
+        "The two agree at the beginning of a completion and drift apart along it: in the last "
+        f"quarter of the places the difference, over 1 - p, is {_growth(marks.depth)} as in the "
+        "first. No precision does this: the engines read another context. Suspect the sampler's "
+        "cache of keys and values (precision, eviction, prefix sharing), positions (RoPE scaling, "
+        "padding), or a sliding window that one of them has not."
+    )
+
+
+def _stale(marks: Marks, pairs: Pairs) -> str:
+    assert marks.stale is not None
+    return (
+        "It grows with the age of a sample: on tokens from older weights the difference, over "
+        f"1 - p, is {_growth(marks.stale)} as on the freshest. The engines agree and the samples "
+        "are stale: a smaller lag (max_staleness, fewer generations in flight) fixes it, a "
+        "correction (tis, icepop, or anchor 'rollout') compensates for it."
+    )
+
+
+def _prompt(marks: Marks, pairs: Pairs) -> str:
+    where = (
+        f"The first {EARLY} tokens of a completion differ most, "
+        f"{marks.early.times:.1f} times as much as the others:"
+        if marks.early is not None and marks.early.times > 1.5
+        else "The trainer finds the text itself improbable:"
+    )
+    return (
+        f"{where} the sampler has read another prompt (chat template, system message, BOS token), "
+        "or is another model. Compare the token ids of one prompt in both."
+    )
+
+
+def _truncation(marks: Marks, pairs: Pairs) -> str:
+    cut = "samples from a part of the vocabulary"
+    if marks.up <= ONE_SIDED * marks.down:
+        nucleus = math.exp(marks.lowest)
+        text = (
+            f"The sampler finds every token likelier, never less likely: it {cut} "
+            f"(top_p of about {nucleus:.2g}, or top_k or min_p)"
+        )
+    else:
+        text = (
+            f"The tokens are likelier to the sampler, by more than noise on both sides explains: "
+            f"the ratios trainer / sampler have the mean {1 - marks.left_out:.3g} in place of 1. "
+            f"It {cut} (top_p, top_k or min_p)"
+        )
+    return (
+        f"{text} and the trainer does not "
+        "know. Sample with top_p=1, top_k=0 (-1 in vLLM) and min_p=0. If the sampler truncates "
+        "nothing, the trainer's output head has rows of padding that the sampler's lacks."
+    )
+
+
+def _outliers(marks: Marks, pairs: Pairs) -> str:
+    far = (pairs.trainer - pairs.sampler).abs() > max(10 * marks.median, marks.largest / 10)
+    text = (
+        f"They agree except on {int(far.sum())} tokens, with {marks.top:.0%} of the difference: "
+        "usually tokens that were decoded and tokenised again, special tokens, or a vocabulary of "
+        "another size. Send token ids, not text, from the sampler to the trainer."
+    )
+    if pairs.token is not None:
+        common = Counter(pairs.token[far].tolist()).most_common(3)
+        text += " Most often token " + ", ".join(f"{token} ({n} times)" for token, n in common)
+        text += "."
+    return text
+
+
+def _weights(marks: Marks, pairs: Pairs) -> str:
+    times = "" if marks.floor is None else f" ({marks.mean / marks.floor.half:.1f} times here)"
+    text = (
+        f"That is more than half precision makes{times}, on both sides: the sampler has other "
+        "weights (LoRA adapters not merged or not synchronised, an older checkpoint, a coarse "
+        "quantisation), or reads another prompt (chat template, BOS token)."
+    )
+    if marks.early is not None and marks.early.times > 1.5:
+        text += (
+            f" It is {marks.early.times:.1f} times as large on the first {EARLY} tokens of a "
+            "completion, which points to the prompt."
+        )
+    return text
+
+
+_WHY: dict[Cause, Callable[[Marks, Pairs], str]] = {
+    "none": lambda marks, pairs: "",
+    "precision": _precision,
+    "tail": _tail,
+    "temperature": _temperature,
+    "truncation": _truncation,
+    "padding": lambda marks, pairs: (
+        "The sampler finds the tokens less likely than the trainer: its vocabulary has rows that "
+        "the trainer's lacks (padding of the output head, added tokens). Give both the same "
+        "vocabulary size, or let the sampler mask the padding."
+    ),
+    "outliers": _outliers,
+    "prompt": _prompt,
+    "depth": _depth,
+    "stale": _stale,
+    "weights": _weights,
+}
+
+_TITLES: dict[Cause, str] = {
+    "none": "sampler and trainer agree",
+    "precision": "noise of half precision, quantisation or other kernels",
+    "tail": "a few tokens differ by far more than the others",
+    "temperature": "another temperature",
+    "truncation": "the sampler truncates its distribution (top-p, top-k or min-p)",
+    "padding": "the sampler has a larger vocabulary",
+    "outliers": "single tokens that are not the same token",
+    "prompt": "another prompt, or another model",
+    "depth": "a difference that grows with the context: cache or positions",
+    "stale": "samples of older weights",
+    "weights": "other weights, or another prompt",
+}
+
+_SHARPER = (
+    "But the tokens are likelier than the trainer's entropy says: they were drawn at a lower "
+    "temperature or from a truncated distribution, and the reported log-probabilities do not show "
+    "it. Check temperature, top_p and top_k of the sampler."
+)

@@ -1,0 +1,310 @@
+"""The marks that a sampler's mismatch leaves in the differences of log-probabilities; their cause.
+
+See `trustclip.findings.mismatch.agreement`, which puts them into words.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints.sampler import Pairs
+from trustclip.findings.facts import (
+    ABOVE_KERNELS,
+    BELOW_HALF,
+    EARLY,
+    EARLY_ERRORS,
+    EARLY_TIMES,
+    EXPLAINED,
+    EXPLAINED_FAR,
+    FAR,
+    FEWEST_TOKENS,
+    GROWS,
+    GROWS_ERRORS,
+    HALF_PRECISION,
+    KERNELS,
+    KERNELS_MOST,
+    ONE_SIDED,
+    OTHER_THAN_FLOOR,
+    OTHER_WEIGHTS,
+    OUTLIERS,
+    OUTLIERS_MEDIAN,
+    PART,
+    SHIFT,
+    SHIFT_ABOVE,
+    SHIFT_BELOW,
+    SKEWED,
+    SURPRISE,
+    SURPRISE_MEAN,
+    TAIL,
+    TAIL_LEAST,
+    TAIL_TOKENS,
+    TAIL_WEIGHT,
+    WITHIN_FLOOR,
+)
+
+Cause = Literal[
+    "none",
+    "precision",
+    "tail",
+    "temperature",
+    "truncation",
+    "padding",
+    "outliers",
+    "prompt",
+    "depth",
+    "stale",
+    "weights",
+]
+
+
+@dataclass(frozen=True)
+class Floor:
+    """How much the trainer differs from itself: means of the absolute differences, nats."""
+
+    kernels: float  # in one precision: another batch, another order of the head's sums
+    half: float  # that, or bfloat16 against float32, whichever is larger
+    largest: float  # of all differences
+    tail: float = 0.0  # share of tokens in the tail of what a change of precision makes
+    follows: float = 0.0  # correlation of the sampler's differences with that change
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Numbers of the differences d = log p(trainer) - log p(sampler), nats."""
+
+    tokens: int
+    mean: float  # of |d|
+    median: float  # of |d|
+    largest: float  # |d|
+    lowest: float  # d
+    identical: float  # share with d = 0
+    up: float  # sum of the positive d
+    down: float  # and of the negative ones, without their sign
+    top: float  # share of the sum of |d| on the largest 2 %
+    tail: float  # share of tokens in the tail
+    tail_weight: float  # share of the sum of d² on them
+    tail_mean: float  # of |d| on them
+    bulk: float  # mean of |d| on the others
+    left_out: float  # 1 - mean of exp(d)
+    left_out_z: float
+    explained: float  # R² of d on log p + H
+    slope: float  # of the same
+    surprise: float  # mean of log p + H: 0 for tokens that the trainer's policy drew
+    surprise_z: float
+    early: "Growth | None" = None  # of |d| / (1 - p) on the first tokens, over the others
+    depth: "Growth | None" = None  # of the same along the completion, over the floor's
+    stale: "Growth | None" = None  # of the same with the updates since sampling
+    floor: Floor | None = None
+
+    @property
+    def half(self) -> float:
+        """Largest mean difference that half precision explains."""
+        if self.floor is None:
+            return HALF_PRECISION
+        return WITHIN_FLOOR * max(self.floor.half, KERNELS)
+
+    @property
+    def other(self) -> float:
+        """Mean difference above which it is that of other weights."""
+        if self.floor is None:
+            return OTHER_WEIGHTS
+        return OTHER_THAN_FLOOR * max(self.floor.half, KERNELS)
+
+    @property
+    def between(self) -> bool:
+        """Whether it is more than kernels make and less than half precision does."""
+        if self.floor is None:
+            return False
+        kernels, half = self.floor.kernels, self.floor.half
+        return ABOVE_KERNELS * kernels < self.mean < BELOW_HALF * half
+
+
+class Growth(NamedTuple):
+    """Means of a first and of a last part, and how many standard errors they are apart."""
+
+    first: float
+    last: float
+    errors: float
+
+    @property
+    def times(self) -> float:
+        """The last over the first."""
+        return self.last / max(self.first, 1e-30)
+
+
+def marks_of(pairs: Pairs) -> Marks:
+    a, d = pairs.trainer.double(), pairs.trainer.double() - pairs.sampler.double()
+    size = d.abs()
+    top = size.sort(descending=True).values[: max(len(d) // 50, 1)].sum() / size.sum()
+    # A difference of logits moves log p by 1 - p of it.
+    relative = per_room(size, a)
+    tail = in_tail(size, relative)
+    ratios = d.clamp(max=10.0).exp()
+    explained = slope = surprise = error = 0.0
+    if pairs.entropy is not None:
+        score = a + pairs.entropy.double()
+        surprise, error = score.mean().item(), (score.std() / len(score) ** 0.5).item()
+        centred_score, centred_d = score - score.mean(), d - d.mean()
+        covariance = (centred_score * centred_d).sum().item()
+        if centred_score.any() and centred_d.any():
+            slope = covariance / centred_score.square().sum().item()
+            explained = slope * covariance / centred_d.square().sum().item()  # R²
+    return Marks(
+        tokens=len(d),
+        mean=size.mean().item(),
+        median=size.median().item(),
+        largest=size.max().item(),
+        lowest=d.min().item(),
+        identical=(d == 0).double().mean().item(),
+        up=d.clamp(min=0).sum().item(),
+        down=(-d).clamp(min=0).sum().item(),
+        top=top.nan_to_num().item(),
+        tail=tail.double().mean().item(),
+        tail_weight=(d[tail].square().sum() / d.square().sum()).nan_to_num().item(),
+        tail_mean=size[tail].mean().nan_to_num().item(),
+        bulk=size[~tail].mean().nan_to_num().item(),
+        left_out=1 - ratios.mean().item(),
+        left_out_z=_errors(1 - ratios) if d.std() < SKEWED else 0.0,
+        explained=explained,
+        slope=slope,
+        surprise=surprise,
+        surprise_z=surprise / max(error, 1e-30),
+        early=_early(pairs, relative),
+        depth=_depth(pairs, relative),
+        stale=_stale(pairs, relative),
+        floor=_floor_of(pairs, d),
+    )
+
+
+def per_room(size: Tensor, logp: Tensor) -> Tensor:
+    """Differences over what 1 - p leaves a token to move. Shape [tokens]."""
+    return size / (1 - logp.double().exp()).clamp(min=1e-3)
+
+
+def in_tail(size: Tensor, relative: Tensor) -> Tensor:
+    """Which tokens differ by far more than the others. Shape [tokens]."""
+    return (relative > TAIL * relative.median()) & (size > TAIL_LEAST)
+
+
+def _floor_of(pairs: Pairs, d: Tensor) -> Floor | None:
+    if not pairs.floor:
+        return None
+    sizes = {way: v[v.isfinite()].double().abs() for way, v in pairs.floor.items()}
+    means = {way: v.mean().item() for way, v in sizes.items() if len(v)}
+    if not means:
+        return None
+    largest = max(v.max().item() for v in sizes.values() if len(v))
+    kernels = max((means[way] for way in ("batch", "head") if way in means), default=0.0)
+    half = means.get("precision", 0.0)
+    tail = follows = 0.0
+    if half > KERNELS:
+        change = pairs.floor["precision"].double()
+        finite = change.isfinite()
+        change, relative = change[finite], per_room(change[finite].abs(), pairs.trainer[finite])
+        tail = in_tail(change.abs(), relative).double().mean().item()
+        columns = torch.stack([d[finite], -change])
+        follows = torch.corrcoef(columns)[0, 1].nan_to_num().item() if len(change) > 1 else 0.0
+    return Floor(kernels, max(half, kernels), largest, tail, follows)
+
+
+def _parts(first: Tensor, last: Tensor) -> Growth | None:
+    """Means of two parts, without what lies beyond the 99th percentile of both."""
+    if min(len(first), len(last)) < PART:
+        return None
+    cap = torch.cat([first, last]).quantile(0.99)
+    first, last = first.clamp(max=cap), last.clamp(max=cap)
+    error = (first.var() / len(first) + last.var() / len(last)).sqrt().item()
+    a, b = first.mean().item(), last.mean().item()
+    return Growth(a, b, (b - a) / max(error, 1e-30))
+
+
+def _early(pairs: Pairs, relative: Tensor) -> Growth | None:
+    if pairs.position is None:
+        return None
+    early = pairs.position < EARLY
+    return _parts(relative[~early], relative[early])
+
+
+def _depth(pairs: Pairs, relative: Tensor) -> Growth | None:
+    """From the first quarter of the places to the last, beyond what the floor does there."""
+    if pairs.position is None or len(pairs.position) < FEWEST_TOKENS:
+        return None
+    place = pairs.position.double()
+    low, high = place.quantile(torch.tensor([0.25, 0.75], dtype=place.dtype, device=place.device))
+    first, last = place <= low, place >= high
+    growth = _parts(relative[first], relative[last])
+    change = (pairs.floor or {}).get("precision")
+    if growth is None or change is None:
+        return growth
+    own, finite = per_room(change.abs(), pairs.trainer), change.isfinite()
+    usual = _parts(own[first & finite], own[last & finite])
+    return growth if usual is None else growth._replace(last=growth.last / max(usual.times, 1.0))
+
+
+def _stale(pairs: Pairs, relative: Tensor) -> Growth | None:
+    if pairs.lag is None or pairs.lag.min() == pairs.lag.max():
+        return None
+    lag = pairs.lag.double()
+    return _parts(relative[lag == lag.min()], relative[lag >= lag[lag > lag.min()].median()])
+
+
+def _grows(growth: Growth | None) -> bool:
+    return growth is not None and growth.times > GROWS and growth.errors > GROWS_ERRORS
+
+
+def _errors(x: Tensor) -> float:
+    """Mean in standard errors; 0 where all are alike."""
+    return (x.mean() / (x.std() / len(x) ** 0.5)).nan_to_num(posinf=0.0, neginf=0.0).item()
+
+
+def cause_of(marks: Marks) -> Cause:
+    if marks.mean <= KERNELS and marks.largest <= KERNELS_MOST:
+        return "none"
+    concentrated = marks.top >= OUTLIERS and marks.median <= OUTLIERS_MEDIAN
+    if concentrated and marks.tail_mean > FAR:
+        return "outliers"
+    if _is_temperature(marks):
+        return "temperature"
+    below = marks.left_out > SHIFT_BELOW and marks.left_out_z > SHIFT
+    if marks.up <= ONE_SIDED * marks.down or below:
+        # What a truncated sampler draws is likelier than the entropy says, not less likely.
+        return "prompt" if unlikely(marks) else "truncation" if marks.mean < FAR else "weights"
+    above = marks.left_out < -SHIFT_ABOVE and marks.left_out_z < -SHIFT
+    if marks.down <= ONE_SIDED * marks.up or above:
+        return "padding"
+    return _two_sided_cause(marks, concentrated)
+
+
+def _two_sided_cause(marks: Marks, concentrated: bool) -> Cause:
+    """The cause of noise on both sides."""
+    if _grows(marks.stale):
+        return "stale"
+    if _grows(marks.depth):
+        return "depth"
+    early = marks.early  # where the first tokens of a completion differ most
+    far = early is not None and early.times > EARLY_TIMES and early.errors > EARLY_ERRORS
+    if far and marks.mean > marks.half:
+        return "prompt"
+    fewest, most = TAIL_TOKENS
+    heavy = marks.tail_weight >= TAIL_WEIGHT and fewest <= marks.tail <= most
+    if concentrated or (heavy and marks.bulk <= marks.other):
+        return "tail"
+    return "precision" if marks.mean <= marks.other else "weights"
+
+
+def _is_temperature(marks: Marks) -> bool:
+    one_sided = min(marks.up, marks.down) <= ONE_SIDED * max(marks.up, marks.down)
+    if marks.explained >= EXPLAINED and not one_sided:
+        return True
+    # Far from the trainer's temperature the effect is neither linear nor on both sides.
+    return marks.largest > FAR and marks.explained >= EXPLAINED_FAR and not unlikely(marks)
+
+
+def likely(marks: Marks) -> bool:
+    return marks.surprise_z > SURPRISE and marks.surprise > SURPRISE_MEAN
+
+
+def unlikely(marks: Marks) -> bool:
+    return marks.surprise_z < -SURPRISE and marks.surprise < -SURPRISE_MEAN

@@ -1,0 +1,202 @@
+"""Reading run directories, and logs of other trainers, for a report; nothing is written."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from trustclip.logs.answers import digest, outcomes, scores, shortfall
+from trustclip.logs.identity import with_method
+from trustclip.logs.log import Log
+from trustclip.logs.recognise import holds_log, looked_for, read_log
+from trustclip.logs.run import MEASURED, Evaluation, Run, in_words, setting_of
+from trustclip.logs.samples import Samples
+from trustclip.logs.summary import read_summary
+from trustclip.logs.table import is_table, read_table
+from trustclip.support.jsonl import Row, read_mapping, scan
+from trustclip.support.names import nearest, some
+
+__all__ = ["Evaluation", "Run", "find", "in_words", "read_run", "read_runs", "setting_of"]
+
+#: Columns of rows of numbers that hold texts.
+_TEXTS = ("stage", "task")
+
+
+def read_run(path: Path) -> Run:
+    """Read a run directory in any state, finished or not, or the log of another trainer."""
+    if is_table(path):
+        raise ValueError(f"{path} is a table of runs; report and compare read it.")
+    if not (path / "config.yaml").is_file():
+        return _of_log(path, read_log(path))
+    config = with_method(read_mapping(path / "config.yaml"))
+    environment = read_mapping(path / "environment.json")
+    summary = read_summary(path / "summary.json")
+    metrics, unreadable = _metrics(path / "metrics.jsonl")
+    samples = Samples.read(path)
+    last = max((row["step"] for row in metrics.get("rl", ())), default=0)
+    evaluations, remarks = _evaluations(samples, metrics.get("eval", []), summary, last)
+    unreadable += samples.unreadable
+    if many := samples.repeated:
+        remarks.append(
+            f"{many} answer{'s' * (many > 1)} of evaluations written twice: each counts once, "
+            "as written last"
+        )
+    if samples.odd:
+        remarks.append(f"{some(samples.odd)}: neither 0 nor 1, and left out")
+    if unreadable:
+        remarks.append(
+            f"{unreadable} unreadable line{'s' * (unreadable > 1)} skipped, as left by a kill"
+        )
+    entry = _entry(path)
+    run = Run(path, config, environment, summary, metrics, evaluations, samples, remarks, entry)
+    if not run.finished:
+        remarks.insert(0, f"unfinished: {run.last_step} updates logged so far")
+    elif run.silence:
+        remarks.insert(0, "neither an update nor an evaluation logged")
+    return run
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Read run directories, suites, logs and tables of runs: every run of each, once."""
+    runs: list[Run] = []
+    for path in dict.fromkeys(find(paths)):
+        runs += read_table(path) if is_table(path) else [read_run(path)]
+    return runs
+
+
+def _of_log(path: Path, log: Log) -> Run:
+    return Run(
+        path=path,
+        config={"command": log.trainer, "model": "unknown model", "log": str(path), **log.settings},
+        environment={},
+        summary={"finished": log.finished},
+        metrics={"rl": log.rows},
+        evaluations=[],
+        samples=Samples(),
+        remarks=list(log.remarks),
+        entry={},
+        log=log,
+    )
+
+
+def find(paths: Sequence[Path]) -> Iterator[Path]:
+    """Run directories, logs and tables among ``paths``: each itself, or all runs of a suite."""
+    for path in paths:
+        if (path / "suite.yaml").is_file():
+            planned = read_mapping(path / "suite.yaml").get("runs") or {}
+            runs = sorted(p.parent for p in path.glob("*/config.yaml"))
+            order = {name: place for place, name in enumerate(planned)}
+            trained = [run for run in runs if not run.name.startswith("sft-")]
+            if not trained:
+                raise ValueError(f"the suite {path} has no runs yet.")
+            yield from sorted(trained, key=lambda run: order.get(run.name, len(order)))
+        elif (path / "config.yaml").is_file() or is_table(path) or _is_log(path):
+            yield path
+        else:
+            raise ValueError(_no_run_message(path))
+
+
+def _is_log(path: Path) -> bool:
+    # A folder of run directories holds files, too, that look like logs.
+    return path.exists() and not any(path.glob("*/config.yaml")) and holds_log(path)
+
+
+def _no_run_message(path: Path) -> str:
+    if not path.is_dir():
+        siblings = [p.parent.name for p in path.parent.glob("*/config.yaml")]
+        near = nearest(path.name, siblings)
+        hint = f" Did you mean {path.parent / near}?" if near else ""
+        return f"there is no folder {path}.{hint}"
+    inside = sorted(p.parent.name for p in path.glob("*/config.yaml"))
+    hint = f" It contains run directories: {', '.join(inside[:5])}." if inside else ""
+    return (
+        f"{path} is neither a run directory (no config.yaml) nor a suite (no suite.yaml)."
+        f"{hint or f' Nor does it hold a log of another trainer: {looked_for()}.'}"
+    )
+
+
+def _entry(path: Path) -> Mapping[str, Any]:
+    """The entry of a run directory in its suite, with what the suite says of all its runs."""
+    suite = read_mapping(path.resolve().parent / "suite.yaml")
+    runs = suite.get("runs")
+    entry = runs.get(path.resolve().name) if isinstance(runs, Mapping) else None
+    if not isinstance(entry, Mapping):
+        return {}
+    shared = {key: suite[key] for key in ("reference", "reaches") if suite.get(key) is not None}
+    return {**entry, "suite": suite.get("name"), **shared}
+
+
+def _metrics(path: Path) -> tuple[dict[str, list[Row]], int]:
+    """Rows by stage, each step once, and the number of unreadable lines."""
+    merged: dict[tuple[Any, ...], Row] = {}
+    unreadable = 0
+    for line in scan(path) if path.exists() else ():
+        row = line.row
+        if row is None or not isinstance(row.get("step"), int) or not _numeric(row):
+            unreadable += 1
+            continue
+        key = (str(row.get("stage")), row["step"], str(row.get("task")), str(row.get("notice")))
+        # A trainer logs its last step twice, the second time without the metrics.
+        merged[key] = {**merged.get(key, {}), **row}
+    by_stage: dict[str, list[Row]] = {}
+    for row in sorted(merged.values(), key=lambda row: row["step"]):
+        by_stage.setdefault(str(row.get("stage")), []).append(row)
+    return by_stage, unreadable
+
+
+def _numeric(row: Row) -> bool:
+    """Whether a row of metrics holds nothing but numbers beside its few texts."""
+    return row.get("stage") not in MEASURED or all(
+        isinstance(value, int | float | None) for key, value in row.items() if key not in _TEXTS
+    )
+
+
+def _evaluations(
+    samples: Samples, log_rows: Sequence[Row], summary: Mapping[str, Any], last: int
+) -> tuple[list[Evaluation], list[str]]:
+    """Complete evaluations, from the completions if they still exist, and remarks."""
+    rows_of: dict[Any, list[Row]] = {}
+    for row in log_rows:
+        rows_of.setdefault(row["step"], []).append(row)
+    by_step = {step: Evaluation(step, _logged_scores(rows), {}) for step, rows in rows_of.items()}
+    for evaluation in _summary_evaluations(summary, last or None):
+        by_step.setdefault(evaluation.step, evaluation)
+    remarks = []
+    for (stage, own_step), answers in samples.answers.items():
+        step = {"before": 0, "after": last}.get(stage or "", own_step)
+        if step in by_step:
+            rows = list(answers.values())
+            by_step[step] = Evaluation(step, scores(rows), outcomes(rows), digest(rows))
+            if short := shortfall(by_step[step].answers):
+                remarks.append(f"{short} (evaluation at update {step})")
+        else:
+            at = "" if step is None else f" at step {step}"
+            remarks.append(f"the evaluation{at} is incomplete: {len(answers)} answers, not scored")
+    return sorted(by_step.values(), key=lambda e: inf if e.step is None else e.step), remarks
+
+
+def _logged_scores(rows: Sequence[Row]) -> Mapping[str, Any]:
+    """Scores of one step of ``metrics.jsonl``, in the form of `scores`."""
+    parts = {str(row.get("task")): _logged_part(row) for row in rows}
+    average = parts.pop("average", None)
+    return {"tasks": parts, "average": average or next(iter(parts.values()))}
+
+
+def _logged_part(row: Row) -> Mapping[str, Any]:
+    names = [key for key in row if "@" in key and "/" not in key]
+    intervals = {
+        name: {"value": row[name], "low": row.get(f"{name}/low"), "high": row.get(f"{name}/high")}
+        for name in names
+    }
+    others = ("length", "truncated", "no_answer", "problems")
+    return intervals | {key: row[key] for key in others if key in row}
+
+
+def _summary_evaluations(summary: Mapping[str, Any], last: int | None) -> Iterator[Evaluation]:
+    for name, step in (("initial", 0), ("before", 0), ("final", last), ("after", last)):
+        part = summary.get(name)
+        if isinstance(part, Mapping) and part:
+            whole = part if "average" in part else {"tasks": {}, "average": part}
+            yield Evaluation(step, whole, {})
+    if "tasks" in summary and "average" in summary:
+        yield Evaluation(None, {key: summary[key] for key in ("tasks", "average")}, {})

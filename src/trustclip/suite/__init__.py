@@ -1,9 +1,0 @@
-"""A suite: methods x seeds x models from one file, resumable, with a table of their differences.
-
-The table gives every difference with its interval, p-value and verdict.
-"""
-
-from trustclip.suite.run import run_suite
-from trustclip.suite.settings import SuiteSettings
-
-__all__ = ["SuiteSettings", "run_suite"]

@@ -1,0 +1,106 @@
+"""Marks beside the type of a setting: what else is true of it, stated once.
+
+``top_p: Annotated[UpToOne, Trl()] = 1.0`` goes to TRL under its own name; the engine, the run
+directory, the recorder and the command line ask `marked` instead of keeping lists of names.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Trl:
+    """The field of the same name of TRL's configuration gets its value."""
+
+    added: bool = False  # the field is one that `trustclip.engines.trl` adds to TRL's
+
+
+@dataclass(frozen=True)
+class Neutral:
+    """No result depends on it, so a run that has begun may continue with another value."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Extends:
+    """The number of updates: a run that has begun may get more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Since:
+    """Runs of older releases do not have it."""
+
+    before: Any  # what such a run did, as a value of today
+    same: Callable[[Any], bool] | None = None  # whether a plain value means that; equality if None
+
+    def unchanged(self, value: Any) -> bool:
+        """Whether a run with this value does what runs without the setting did."""
+        return value == self.before if self.same is None else self.same(value)
+
+
+@dataclass(frozen=True)
+class Positional:
+    """An argument of a command without a name."""
+
+
+@dataclass(frozen=True)
+class Also:
+    """Other names of an option, such as ``-o``."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Metavar:
+    """The placeholder of its value in a help text, in place of its type."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Dotted:
+    """A mapping whose values the command line sets by path; it has no option itself."""
+
+
+#: A setting that goes to TRL unchanged.
+ToTrl = Annotated[T, Trl()]
+#: The same, for a field that our engine adds to TRL's configuration.
+ToEngine = Annotated[T, Trl(added=True)]
+#: An argument of a command without a name.
+Argument = Annotated[T, Positional()]
+
+
+def marks(hint: Any) -> tuple[Any, ...]:
+    """The marks beside a type.
+
+    Example:
+      >>> marks(Annotated[int, Neutral("a title")])
+      (Neutral(why='a title'),)
+    """
+    return get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+
+
+@cache
+def marked(cls: type, kind: type[T]) -> Mapping[str, T]:
+    """The settings of a class that bear a mark, in their order.
+
+    Example:
+      >>> from trustclip.train.settings.stages import SFTStage
+      >>> "weight_decay" in marked(SFTStage, Trl)
+      True
+    """
+    hints = get_type_hints(cls, include_extras=True)
+    matches = {
+        name: [m for m in marks(hints[name]) if isinstance(m, kind)] for name in fields_of(cls)
+    }
+    return {name: hits[0] for name, hits in matches.items() if hits}
+
+
+def fields_of(cls: Any) -> tuple[str, ...]:
+    """Names of the fields of a dataclass, in their order."""
+    return tuple(name for name, field in cls.__dataclass_fields__.items() if field.init)

@@ -1,0 +1,268 @@
+"""Checks beyond types: conflicting values, unknown names, packages and logins that are missing."""
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from functools import singledispatch
+from pathlib import Path
+from typing import Any
+
+from trustclip.constraints.base import Trait
+from trustclip.constraints.schedule import Schedule
+from trustclip.engines import limits
+from trustclip.support.inside import check_url
+from trustclip.support.names import nearest
+from trustclip.train import rewarding
+from trustclip.train.problems.generated import GENERATED, PRIMER
+from trustclip.train.problems.rows import Fields, map_columns
+from trustclip.train.problems.verify.chosen import RESERVED
+from trustclip.train.rewarding import CORRECT
+from trustclip.train.settings.stages import (
+    DemoSettings,
+    EvalStage,
+    InitSettings,
+    RLStage,
+    SFTStage,
+    TrySettings,
+    source_of,
+)
+
+Complaint = tuple[tuple[str, ...], str]
+
+
+@singledispatch
+def complaints(settings: Any) -> Iterator[Complaint]:
+    """Settings that would fail, or silently have no effect, once a model is loaded.
+
+    Yields the path of each setting, empty for the name of a model, and what is wrong.
+    """
+    raise TypeError(f"not settings of a stage: {type(settings).__name__}")
+
+
+@complaints.register
+def _(settings: DemoSettings) -> Iterator[Complaint]:
+    yield from ()  # its recipe is checked
+
+
+@complaints.register
+def _(settings: str) -> Iterator[Complaint]:
+    from trustclip.train.models import check_model
+
+    yield from _errors((), lambda: check_model(settings))
+
+
+@complaints.register
+def _(settings: TrySettings) -> Iterator[Complaint]:
+    yield from _source(settings.dataset, settings.split, settings.columns)
+    yield from ((("reward",), text) for text in rewarding.complaints(settings.reward))
+
+
+@complaints.register
+def _(settings: InitSettings) -> Iterator[Complaint]:
+    if settings.dataset is not None:
+        yield from _source(settings.dataset, None, settings.columns)
+    yield from ((("reward",), text) for text in rewarding.complaints(settings.reward))
+    yield from _errors(("method",), lambda: limits.check(settings.method, "TRL"))
+
+
+@complaints.register
+def _(settings: SFTStage) -> Iterator[Complaint]:
+    yield from _source(settings.dataset, settings.split, settings.columns)
+    yield from _adapters(settings)
+    if settings.max_steps < 1 and settings.max_steps != -1:
+        yield ("max_steps",), f"`max_steps` must be positive or -1, got {settings.max_steps}."
+
+
+@complaints.register
+def _(settings: RLStage) -> Iterator[Complaint]:
+    errors = [*_source(settings.dataset, settings.split, settings.columns)]
+    errors += [*_schedule(settings), *_options(settings), *_adapters(settings)]
+    if settings.top_p < 1 and not settings.sampler.exact:  # no copy of the policy can sample so
+        text = (
+            f"`top_p` = {settings.top_p:g} does not go with `sampler`: set `sampler.top_p` alone."
+        )
+        errors.append((("top_p",), text))
+    if problem := limits.refusal(settings.method, limits.ALONE):
+        errors.append((("method",), problem))
+    if importlib.util.find_spec("trl") is None:
+        yield from errors  # the machine that launches a suite need not be one that trains
+        return
+    if settings.trl:
+        from trustclip.engines.trl import passthrough
+
+        own = set(RLStage.__dataclass_fields__) | {"model", "method_args"}
+        errors += [(("trl", name), t) for name, t in passthrough.complaints(settings.trl, own)]
+        if settings.trl.get("top_k") and not settings.replay:
+            text = "`trl.top_k` cuts the samples' distribution: set `replay: true` beside it."
+            errors.append((("trl", "top_k"), text))
+    if settings.shadows and not errors:
+        from trustclip.engines.trl.config import shadows
+
+        errors += _errors(("shadows",), lambda: shadows(settings.shadows, settings.method))
+    # TRL's own checks and the engine's are slow: run only on settings without errors so far.
+    yield from errors or _errors(("trl" if settings.trl else "method",), lambda: _engine(settings))
+
+
+def _adapters(settings: SFTStage | RLStage) -> Iterator[Complaint]:
+    if settings.save != "merged" and not settings.lora_r:
+        yield ("save",), f"`save` is {settings.save!r}, and there is no adapter: `lora_r` is 0."
+    if settings.lora.dropout and isinstance(settings, RLStage):
+        yield (
+            ("lora", "dropout"),
+            "`lora.dropout` draws another mask in every pass, so that the ratio is not 1 where "
+            "nothing has changed: leave it at 0 in reinforcement learning.",
+        )
+
+
+def _schedule(settings: RLStage) -> Iterator[Complaint]:
+    schedule = schedule_of(settings)
+    acts = Trait.ACTS_ON_POLICY in settings.method.traits
+    if schedule.inert and not (settings.allow_inert or acts):
+        yield ("num_iterations",), schedule.explain_inert(settings.method.name)
+    samples = settings.per_device_train_batch_size * schedule.steps_per_generation
+    if samples % settings.num_generations:
+        yield (
+            ("num_generations",),
+            f"per_device_train_batch_size x steps_per_generation = {samples} completions per "
+            f"generation is not a multiple of num_generations = {settings.num_generations}.",
+        )
+
+
+def _options(settings: RLStage) -> Iterator[Complaint]:
+    """Rewards that cannot be built, and options that the chosen one does not support."""
+    yield from ((("reward",), text) for text in rewarding.complaints(settings.reward))
+    if settings.reward_noise and settings.reward != CORRECT:
+        text = f"`reward_noise` needs `reward` 'correct', got {settings.reward!r}."
+        yield ("reward_noise",), text
+    if settings.overlong_cache > settings.max_completion_length:
+        text = (
+            f"`overlong_cache` = {settings.overlong_cache} exceeds max_completion_length = "
+            f"{settings.max_completion_length}."
+        )
+        yield ("overlong_cache",), text
+    if settings.save_to is not None:
+        yield from _errors(("save_to",), lambda: check_url(settings.save_to or ""))
+
+
+def absent(settings: Any) -> Iterator[str]:
+    """Packages, logins and servers that settings need and that are missing here."""
+    from trustclip.train.services import unavailable
+    from trustclip.train.watch.sinks import missing
+
+    sink: Any = getattr(settings, "sink", "none")
+    if reason := missing(sink):
+        yield reason
+    else:
+        yield from unavailable(sink)
+    if isinstance(settings, RLStage | SFTStage) and importlib.util.find_spec("trl") is None:
+        yield "training needs TRL, which is not installed: pip install 'trustclip[train]'."
+    if importlib.util.find_spec("vllm") is None:
+        needs = "needs vLLM, which is not installed: pip install 'trustclip[vllm]', or set it to"
+        if getattr(settings, "use_vllm", False):
+            yield f"`use_vllm` {needs} false."
+        if getattr(settings, "backend", None) == "vllm":
+            yield f"`backend` {needs} transformers."
+
+
+def _engine(settings: RLStage) -> None:
+    """Raise ValueError if TRL, Transformers or the engine refuses the settings."""
+    from trustclip.train.grpo import grpo_config
+
+    try:
+        grpo_config(settings, Path("checkpoints"))
+    except (TypeError, ImportError) as error:
+        raise ValueError(f"TRL refuses these settings: {error}") from error
+
+
+@complaints.register
+def _(settings: EvalStage) -> Iterator[Complaint]:
+    from trustclip.train.problems.sources import open_source, task_file
+
+    names = [part.strip() for part in settings.tasks.split(",") if part.strip()]
+    if not names:
+        yield ("tasks",), "`tasks` is empty; give for example amc23,aime24."
+    yield from _columns(settings.columns)
+    yield from ((("reward",), text) for text in rewarding.complaints(settings.reward))
+    folder = settings.data_dir
+    if folder is not None and not folder.is_dir():
+        yield ("data_dir",), f"`data_dir`: {folder} is not a folder."
+        return
+    for name in names:
+        if name not in GENERATED:
+
+            def look(name: str = name, folder: Path | None = folder) -> None:
+                local = None if folder is None else task_file(name, folder)
+                open_source(str(local or name), "test")
+
+            yield from _errors(("tasks",), look)
+
+
+def schedule_of(settings: RLStage) -> Schedule:
+    """The schedule of updates per generation that the settings describe."""
+    return Schedule(
+        settings.steps_per_generation or settings.gradient_accumulation_steps,
+        settings.num_iterations,
+        settings.gradient_accumulation_steps,
+    )
+
+
+def _vllm(settings: Any) -> Iterator[str]:
+    """Arguments of vLLM's engine that it would refuse."""
+    backend = getattr(settings, "backend", "transformers")
+    if backend != "transformers" and settings.dtype != "auto":
+        instead = "set --vllm.dtype" if backend == "vllm" else "the server has its own"
+        yield f"`dtype` is that of Transformers, and `backend` is {backend}: {instead}."
+    if not (arguments := getattr(settings, "vllm", None)):
+        return
+    if settings.backend != "vllm":
+        yield "`vllm` holds arguments of vLLM's engine: set `backend` to vllm, or leave it out."
+    elif importlib.util.find_spec("vllm") is not None:
+        from trustclip.train.evaluation.backends.vllm import complaints as of_engine
+
+        yield from of_engine(arguments)
+
+
+def refuse(settings: Any) -> None:
+    """Raise one ValueError of all `complaints`, the model's included, and what is `absent`."""
+    messages = [*(text for _, text in complaints(settings)), *absent(settings), *_vllm(settings)]
+    if getattr(settings, "backend", None) != "openai":
+        messages += [text for _, text in complaints(settings.model)]
+    if messages:
+        raise ValueError("\n".join(messages))
+
+
+def refuse_sources(settings: Any) -> None:
+    """Raise one ValueError of all `complaints` about a command's settings and its model's name."""
+    messages = [text for subject in (settings, settings.model) for _, text in complaints(subject)]
+    if messages:
+        raise ValueError("\n".join(messages))
+
+
+def _source(name: str, split: str | None, columns: Mapping[str, str]) -> Iterator[Complaint]:
+    yield from _errors(("split",), lambda: source_of(name, split))
+    yield from _columns(columns)
+    from trustclip.train.problems.hub import HUB_SOURCES
+    from trustclip.train.problems.sources import open_source
+
+    generated = (*GENERATED, PRIMER)
+    if name in generated:
+        return
+    for where, text in _errors(("dataset",), lambda: open_source(name, "train")):
+        near = nearest(name, (*generated, *HUB_SOURCES))
+        hint = f" Generated ones: {', '.join(generated)}."
+        yield where, text + (hint if near in generated else "")
+
+
+def _columns(columns: Mapping[str, str]) -> Iterator[Complaint]:
+    yield from _errors(("columns",), lambda: map_columns(Fields(), columns))
+    if reserved := [name for name in columns if name in RESERVED and name != "prompt"]:
+        yield (
+            ("columns",),
+            f"`columns`: rewards get {reserved[0]!r} from the trainer; choose another name.",
+        )
+
+
+def _errors(where: tuple[str, ...], action: Any) -> Iterator[Complaint]:
+    try:
+        action()
+    except ValueError as error:
+        yield where, str(error)

@@ -1,0 +1,217 @@
+"""The command ``init``: a first recipe from a model and data, with comments."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trustclip.support.jsonl import plain
+from trustclip.support.text import one_line
+from trustclip.train.data import training_problems
+from trustclip.train.models import load_tokenizer
+from trustclip.train.problems.files import format_of
+from trustclip.train.problems.generated import GENERATED
+from trustclip.train.problems.problem import Problem
+from trustclip.train.problems.prompts import completion, tokens_of
+from trustclip.train.problems.rows import map_columns
+from trustclip.train.problems.sources import open_source
+from trustclip.train.rewarding import check_data
+from trustclip.train.settings.stages import InitSettings, RLStage
+from trustclip.train.shipped import modeline
+
+#: Problems whose lengths are measured; length of a completion where there are no solutions.
+SAMPLE, LENGTH = 200, 256
+#: Completions of each problem, and of a micro-batch.
+GROUP = 8
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the data, from which the numbers of a recipe follow."""
+
+    problems: int  # number to train on
+    has_solutions: bool  # whether all of them have worked solutions
+    prompt: int  # longest prompt measured, tokens
+    answer: int  # longest solution measured, tokens; 0 without solutions
+
+    @property
+    def completion(self) -> int:
+        """Room for a completion: twice the longest solution, a multiple of 8."""
+        return -(-2 * self.answer // 8) * 8 or LENGTH
+
+
+def missing_parts(dataset: str, columns: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Parts of a problem that a data set's first row does not show, and the columns that it has.
+
+    ``columns`` are the names given so far, by part; generated problems lack nothing.
+    """
+    if dataset in GENERATED:
+        return [], []
+    *_, rules, rows = open_source(dataset, "train")
+    row = next((row for _, row, _ in rows if isinstance(row, Mapping)), {})
+    fields = map_columns(rules.fields, columns)
+    parts = {"problem": fields.problem, "answer": (*fields.answer, *fields.solution)}
+    exists = {part: any(n.partition(".")[0] in row for n in names) for part, names in parts.items()}
+    return [part for part, is_present in exists.items() if not is_present], list(row)
+
+
+def write_recipe(settings: InitSettings) -> Path:
+    """Write the recipe of `trustclip init`; the data are read, and no model is loaded."""
+    if settings.file.exists():
+        raise ValueError(f"{settings.file} exists; name another file: trustclip init FILE.")
+    data, tests = sources(settings)
+    stage = settings.training
+    problems = training_problems(replace(stage, dataset=data), None, settings.seed)
+    check_data(problems, stage)
+    tokenizer = load_tokenizer(settings.model or "", stage.style)
+    text = recipe_text(settings, data, tests, measure(problems, tokenizer, stage))
+    settings.file.write_text(text, encoding="utf-8")
+    return settings.file
+
+
+def sources(settings: InitSettings) -> tuple[str, str | None]:
+    """Sources of training and test problems; no tests where none are named.
+
+    Example:
+      >>> sources(InitSettings(dataset="sums.jsonl"))
+      ('sums.jsonl@[:90%]', 'sums.jsonl@[90%:]')
+      >>> sources(InitSettings(dataset="gsm8k")), sources(InitSettings(dataset="a.csv@[:9]"))
+      (('gsm8k', 'gsm8k'), ('a.csv@[:9]', None))
+    """
+    data = settings.dataset or ""
+    if settings.tests is not None or "@" in data:
+        return data, settings.tests
+    if format_of(Path(data)):
+        return f"{data}@[:90%]", f"{data}@[90%:]"
+    return data, data
+
+
+def measure(problems: Sequence[Problem], tokenizer: Any, stage: RLStage) -> Sizes:
+    """Numbers and lengths of problems, by a model's own tokens."""
+    sample = problems[:SAMPLE]
+    has_solutions = all(problem.solution for problem in problems)
+    texts = [completion(problem, stage.style) for problem in sample] if has_solutions else []
+    return Sizes(
+        len(problems),
+        has_solutions,
+        max(tokens_of(tokenizer, problem, stage.style) for problem in sample),
+        max((len(tokenizer(text)["input_ids"]) + 1 for text in texts), default=0),
+    )
+
+
+def recipe_text(settings: InitSettings, data: str, tests: str | None, sizes: Sizes) -> str:
+    """The recipe, with comments; without evaluation where ``tests`` is None."""
+    name = settings.file.stem
+    prompt = _prompt_lines(settings)
+    parts = [_HEAD.format(
+        line=modeline("recipe"), model=one_line(settings.model), data=one_line(data),
+        file=settings.file, name=_yaml(name), model_yaml=_yaml(settings.model),
+        output=_yaml(f"runs/{name}"), seed=settings.seed,
+    )]  # fmt: skip
+    steps = min(GROUP, sizes.problems)
+    tuning = settings.sft and sizes.has_solutions
+    if tuning:
+        length = -(-(sizes.prompt + sizes.answer) // 8) * 8
+        parts.append(_SFT.format(data=_yaml(data), prompt=prompt, length=length))
+    numbers = {
+        "length": sizes.completion,
+        "why": "twice the longest solution" if sizes.answer else "raise it if answers are cut off",
+        "group": GROUP,
+        "steps": steps,
+        "samples": steps * GROUP,
+        "updates": 2 * steps,
+        "total": 16 * steps,
+    }
+    spec = {"method": _yaml(_method_spec(settings.method)), "reward": _yaml(plain(settings.reward))}
+    limit = f"  limit: {settings.limit}\n" if settings.limit else ""
+    parts.append(_RL.format(data=_yaml(data), prompt=prompt, limit=limit, **spec, **numbers))
+    if tests is None:
+        parts.append("# No test problems were named: with an eval section, scores are measured.\n")
+    else:
+        parts.append(_EVAL.format(tests=_yaml(tests), prompt=prompt, length=sizes.completion))
+    return "\n".join(parts)
+
+
+def _prompt_lines(settings: InitSettings) -> str:
+    """The lines of a section about columns and prompts."""
+    prompt = {key: value for key, value in vars(settings.prompt).items() if value is not None}
+    lines = [f"  prompt_style: {settings.prompt_style}"]
+    lines += [f"  prompt: {_yaml(prompt)}"] if prompt else []
+    lines += [f"  columns: {_yaml(dict(settings.columns))}"] if settings.columns else []
+    return "\n".join(lines)
+
+
+def _method_spec(method: Any) -> dict[str, Any]:
+    """A method's name, its first hyper-parameter, and those others that are no default."""
+    cls, whole = type(method), enumerate(plain(method).items())
+    return {
+        name: value
+        for place, (name, value) in whole
+        if place < 2 or getattr(cls, name, None) != getattr(method, name)
+    }
+
+
+def _yaml(value: Any) -> str:
+    """A value in one line of YAML, of which JSON is a part."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+_HEAD = """\
+{line}
+# {model} learns {data}. Written by trustclip init; every value may be changed, and
+# `trustclip rl --help` lists all settings.
+#
+#   trustclip try {file}             a few completions, before anything is trained
+#   trustclip run {file} --dry-run   the plan, the prompt, the memory
+#   trustclip run {file}             all of it; the same command continues after a stop
+name: {name}
+model: {model_yaml}
+output_dir: {output}
+seed: {seed}
+"""
+
+_SFT = """\
+sft:                             # a few worked solutions first, which teach the form of an answer
+  dataset: {data}
+  limit: 256
+{prompt}
+  max_steps: 32
+  per_device_train_batch_size: 8
+  learning_rate: 5.0e-4
+  lr_scheduler_type: constant
+  warmup_steps: 0
+  lora_r: 16
+  max_length: {length}
+"""
+
+_RL = """\
+rl:
+  dataset: {data}
+{limit}{prompt}
+  reward: {reward}
+  method: {method}   # the constraint: trustclip methods
+  max_completion_length: {length}      # tokens: {why}
+  num_generations: {group}             # completions of each problem
+  per_device_train_batch_size: 8
+  gradient_accumulation_steps: 1
+  steps_per_generation: {steps}        # {samples} completions a generation, each used twice, in
+  num_iterations: 2              # {updates} updates: the ratio leaves 1, and the constraint can act
+  max_steps: {total}
+  learning_rate: 5.0e-5
+  lr_scheduler_type: constant
+  warmup_steps: 0
+  lora_r: 16
+  save_steps: {total}
+"""
+
+_EVAL = """\
+eval:                            # before and after the training
+  tasks: {tests}
+{prompt}
+  k: 4                           # answers to each problem
+  temperature: 1.0
+  top_p: 1.0
+  max_tokens: {length}
+  limit: 64
+"""

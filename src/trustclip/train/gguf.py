@@ -1,0 +1,147 @@
+"""Models in the GGUF format of llama.cpp, kept as ordinary Hugging Face folders.
+
+A file is converted once, to float32, into the user's cache; whatever loads a model (the trainer, a
+sampler, an estimate of memory) is given that folder.
+"""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trustclip.support.names import unknown
+from trustclip.train.settings.pretrained import PRETRAINED
+
+#: Raise it when the conversion changes, so that folders of an earlier one are not used.
+_CONVERSION = 1
+
+
+def gguf_of(name: str) -> Path | None:
+    """The GGUF file that a model's name refers to; None if it refers to something else.
+
+    The name is that of a ``.gguf`` file, of a folder that holds one and no ``config.json``, or one
+    of `PRETRAINED` whose package is installed.
+
+    Raises:
+      ValueError: a folder holds several.
+    """
+    path = Path(name)
+    if name in PRETRAINED and not path.is_dir():
+        return PRETRAINED[name].file
+    if path.suffix.lower() == ".gguf":
+        return path
+    files = sorted(path.glob("*.gguf")) if not (path / "config.json").is_file() else []
+    if len(files) > 1:
+        raise ValueError(
+            f"the folder {name!r} holds several GGUF files, name one of them: "
+            f"{', '.join(file.name for file in files)}."
+        )
+    return files[0] if files else None
+
+
+def check_gguf(path: Path) -> None:
+    """Refuse a GGUF file from which no model can be made, reading its header alone.
+
+    Raises:
+      ValueError: no such file, the package ``gguf`` is missing, the file is damaged or cut off, its
+        architecture is unknown to Transformers, or its tokenizer has no end token.
+    """
+    if not path.is_file():
+        raise ValueError(f"no file {str(path)!r}.")
+    if importlib.util.find_spec("gguf") is None:
+        raise ValueError(
+            f"{str(path)!r} is a GGUF file, which needs the package gguf: "
+            "pip install 'trustclip[gguf]'."
+        )
+    state = path.stat()
+    _check(path, state.st_size, state.st_mtime_ns)
+
+
+@cache
+def _check(path: Path, size: int, mtime: int) -> None:
+    """`check_gguf` of a file in one state: seconds, and a suite asks for each of its recipes."""
+    from gguf import GGUFReader
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    try:
+        reader = GGUFReader(path)
+        architecture = reader.fields["general.architecture"].contents()
+        # A tensor that the file does not hold whole has fewer bytes than its shape asks for.
+        whole = all(tensor.data.nbytes == tensor.n_bytes for tensor in reader.tensors)
+    except (ValueError, KeyError, IndexError, OverflowError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{str(path)!r} is no GGUF file, or is damaged or cut off: {error}"
+        ) from error
+    if not whole or not reader.tensors:
+        raise ValueError(f"{str(path)!r} is cut off: it does not hold all of its tensors.")
+    models = sorted(set(GGUF_CONFIG_MAPPING) - {"general", "tokenizer"})
+    if architecture not in models:
+        raise ValueError(f"{str(path)!r}: {unknown('GGUF architecture', architecture, models)}")
+    if "tokenizer.ggml.eos_token_id" not in reader.fields:
+        raise ValueError(
+            f"{str(path)!r}: its tokenizer has no end token (tokenizer.ggml.eos_token_id), so no "
+            "completion would ever end."
+        )
+
+
+def convert(path: Path) -> Path:
+    """The Hugging Face folder of a GGUF file, made at the first call.
+
+    Weights that were quantised are dequantised to float32, the configuration no longer says that
+    they were, and the chat template is that of the file. About four bytes a weight, in
+    ``$XDG_CACHE_HOME/trustclip/models`` (``~/.cache`` where that is unset).
+
+    Raises:
+      ValueError: see `check_gguf`; or Transformers cannot read the file.
+    """
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ValueError(f"cannot read {str(path)!r}: {error}") from error
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "trustclip/models"
+    folder = cache / f"{path.stem}-{digest[:16]}-{_CONVERSION}"
+    if folder.is_dir():
+        return folder
+    check_gguf(path)
+    cache.mkdir(parents=True, exist_ok=True)
+    # Several processes may do this at once: each writes its own folder, and one is kept.
+    temporary = Path(tempfile.mkdtemp(prefix=".converting-", dir=cache))
+    try:
+        _write_folder(path, temporary)
+        temporary.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def _write_folder(path: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where, file = str(path.parent), {"gguf_file": path.name}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, **file)
+        model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, **file)
+    except Exception as error:  # the tokenizers library raises this very class
+        raise ValueError(f"Transformers cannot read {str(path)!r}: {error}") from error
+    config = model.config
+    for name in ("quantization_config", "_pre_quantization_dtype"):
+        if hasattr(config, name):
+            delattr(config, name)
+    config.dtype = torch.float32
+    config._name_or_path = path.stem
+    # The model that was read takes itself for a quantised one, and is not saved as another.
+    with torch.device("meta"):
+        unquantised = type(model)(config)
+    unquantised.load_state_dict(model.state_dict(), assign=True)
+    unquantised.generation_config = model.generation_config
+    unquantised.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,238 @@
+"""The longest batch that training can encounter, found in its data and run once."""
+
+import copy
+import gc
+import resource
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from trustclip.support.text import readable
+from trustclip.train.checks import schedule_of
+from trustclip.train.evaluation.backends.local import prompt_ids
+from trustclip.train.preflight.memory import Memory
+from trustclip.train.problems.problem import Problem
+from trustclip.train.problems.prompts import PromptStyle, messages, set_chat_template, tokens_of
+from trustclip.train.settings.stages import Recipe, RLStage
+from trustclip.train.tiny import BUILT_IN, tiny_model
+
+#: On a CPU the longest batch is run only if it is expected to take less, in seconds.
+PATIENCE = 120.0
+#: Assumed for one CPU core: floating-point operations per second, bytes of weights per second, and
+#: seconds per layer and sampled token. From measurements of SmolLM2 on one core (an AMD EPYC with
+#: AVX-512): an order of magnitude elsewhere, good enough to distinguish minutes from hours.
+CORE_FLOPS, CORE_BYTES, PER_LAYER = 8e10, 1e10, 1e-3
+
+
+@dataclass(frozen=True)
+class Longest:
+    """Problems with the longest prompts of a data set, and the tokens of the longest one."""
+
+    problems: tuple[Problem, ...]
+    tokens: int
+
+
+def longest(problems: Sequence[Problem], tokenizer: Any, settings: RLStage) -> Longest:
+    """Find the problems with the longest prompts, as many as one generation takes."""
+    samples = settings.per_device_train_batch_size * schedule_of(settings).steps_per_generation
+    count = max(1, samples // settings.num_generations)
+
+    # Only what is long in characters can be long in tokens; tokenising everything takes minutes.
+    candidates = sorted(problems, key=lambda problem: -len(problem.problem))[: 4 * count + 64]
+    lengths = [tokens_of(tokenizer, problem, settings.style) for problem in candidates]
+    ranked = sorted(((length, n) for n, length in enumerate(lengths)), reverse=True)
+    return Longest(tuple(candidates[n] for _, n in ranked[:count]), ranked[0][0])
+
+
+def longest_solution(problems: Sequence[Problem], tokenizer: Any, style: PromptStyle) -> int:
+    """Tokens of the longest prompt with its solution."""
+    candidates = sorted(problems, key=lambda p: -len(p.problem) - len(p.solution or ""))[:64]
+    return max(tokens_of(tokenizer, problem, style, solved=True) for problem in candidates)
+
+
+def model_shape(name: str, style: PromptStyle) -> tuple[Any, Any]:
+    """Configuration and tokenizer of a model, without its weights."""
+    if name in BUILT_IN:
+        model, tokenizer = tiny_model(**BUILT_IN[name])
+        return model.config, tokenizer
+    from trustclip.train.models import check_tokenizer
+
+    config, stored = _config_and_tokenizer(name)
+    tokenizer = copy.copy(stored)
+    set_chat_template(tokenizer, style)
+    check_tokenizer(tokenizer, config, name)
+    return config, tokenizer
+
+
+@lru_cache(maxsize=1)
+def _config_and_tokenizer(name: str) -> tuple[Any, Any]:
+    """Configuration and tokenizer of a model as stored; a dry run needs them in several styles."""
+    from transformers import AutoConfig
+
+    from trustclip.train.models import base_of, stored_tokenizer
+
+    try:
+        config = AutoConfig.from_pretrained(base_of(name), trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"cannot read the model {name!r}: {error!r}") from error
+    return config, stored_tokenizer(name)
+
+
+def run_longest(
+    recipe: Recipe, console: Console, hardest: Longest, memory: Memory | None = None
+) -> int:
+    """Generate and train once on the longest possible batch, and report its peak memory.
+
+    The longest prompts, every completion forced to its limit, two updates: the optimizer's moments
+    exist from the second one on. With vLLM the completions are synthetic, and its own memory is
+    not measured.
+
+    Returns:
+      0, or 1 when memory ran out.
+    """
+    import torch
+
+    if not torch.cuda.is_available() and (reason := _too_much(recipe, memory, hardest)):
+        console.print(f"longest batch: not run. {reason}", highlight=False, markup=False)
+        return 0
+    start = time.monotonic()
+    try:
+        used = _peak_bytes(lambda: _train_once(recipe, hardest))
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        reason = str(error).partition("\n")[0]
+        console.print(f"longest batch: OUT OF MEMORY. {reason}", highlight=False, markup=False)
+        return 1
+    line = f"longest batch: {readable(used)} at the peak"
+    if memory is not None:
+        line += f", estimated {readable(memory.peak)} ({used / memory.peak - 1:+.0%})"
+    seconds = time.monotonic() - start
+    console.print(f"{line}, two updates in {seconds:.0f} s.", highlight=False, markup=False)
+    if not torch.cuda.is_available():
+        console.print(
+            "On a CPU the peak is that of the whole process; libraries dominate small models."
+        )
+    return 0
+
+
+def _too_much(recipe: Recipe, memory: Memory | None, hardest: Longest) -> str | None:
+    """Reason not to run the longest batch on this CPU; None to run it."""
+    import psutil
+    import torch
+
+    if memory is None:
+        return "Without an estimate it might exhaust this machine's memory or take hours."
+    free = psutil.virtual_memory().available
+    if memory.peak > free:
+        return f"It needs about {readable(memory.peak)}, and {readable(free)} are free."
+    weights = next(part.size for part in memory.parts if part.name == "weights")
+    settings = recipe.rl
+    schedule = schedule_of(settings)
+    length = hardest.tokens + settings.max_completion_length
+    samples = settings.per_device_train_batch_size * schedule.steps_per_generation
+    update = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
+    # Two operations per weight and token forward, four backward; four bytes per weight.
+    tokens = (4 * samples + 2 * 6 * update) * length
+    cores = torch.get_num_threads()
+    seconds = weights / 4 * tokens / (CORE_FLOPS * cores)
+    if not samples_elsewhere(settings):
+        config = model_shape(recipe.model, settings.style)[0].get_text_config()
+        token = weights / CORE_BYTES + PER_LAYER * config.num_hidden_layers
+        seconds += settings.max_completion_length * token
+    if seconds <= PATIENCE:
+        return None
+    return f"On this CPU it would take about {seconds / 60:.0f} minutes; run it on a GPU."
+
+
+def samples_elsewhere(settings: RLStage) -> bool:
+    """Whether another program samples: vLLM, or a server."""
+    return settings.use_vllm or settings.server != "none"
+
+
+def _train_once(recipe: Recipe, hardest: Longest) -> None:
+    settings = recipe.rl
+    full_length = {"min_new_tokens": settings.max_completion_length}
+    trl = {name: value for name, value in settings.trl.items() if "vllm" not in name}
+    trl["generation_kwargs"] = {**(trl.get("generation_kwargs") or {}), **full_length}
+    once = replace(
+        settings,
+        max_steps=2,
+        use_vllm=False,
+        server="none",
+        mask_truncated_completions=False,
+        trl=trl,
+    )
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*rollout_func")
+        rollout = _synthetic_rollout if samples_elsewhere(settings) else None
+        short = replace(recipe, rl=once)
+        trial(short, hardest.problems, Path(folder), rollout_func=rollout).train()
+
+
+def trial(recipe: Recipe, problems: Sequence[Problem], folder: Path, **options: Any) -> Any:
+    """A trainer of a recipe that saves and logs nothing, on rewards that teach nothing.
+
+    Both rewards occur in every group, so that no group is skipped for zero advantage. TRL wants a
+    ``folder``; the ``options`` are further arguments of the trainer.
+    """
+    from datasets import Dataset
+
+    from trustclip.engines.trl import ConstrainedGRPOTrainer
+    from trustclip.train.grpo import grpo_config
+    from trustclip.train.models import load_model, lora_config
+    from trustclip.train.watch.callbacks import silence
+
+    settings = recipe.rl
+    model, tokenizer = load_model(recipe.model, settings.style, recipe.seed, recipe.dtype)
+    silent = replace(settings, save_steps=0, logging_steps=1000, reward="correct", overlong_cache=0)
+    trainer = ConstrainedGRPOTrainer(
+        model=model,
+        reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
+        args=grpo_config(silent, folder, recipe.seed),
+        train_dataset=Dataset.from_list(
+            [{"prompt": messages(p.problem, settings.style)} for p in problems]
+        ),
+        processing_class=tokenizer,
+        peft_config=lora_config(settings.lora_r, settings.lora_alpha, settings.lora),
+        **options,
+    )
+    silence(trainer)
+    return trainer
+
+
+def _synthetic_rollout(prompts: Sequence[Any], trainer: Any) -> Mapping[str, Any]:
+    """Completions of full length, in place of vLLM's."""
+    tokenizer, length = trainer.processing_class, trainer.max_completion_length
+    token = next(n for n in range(len(tokenizer)) if n not in tokenizer.all_special_ids)
+    return {
+        "prompt_ids": prompt_ids(tokenizer, prompts),
+        "completion_ids": [[token] * length for _ in prompts],
+        "logprobs": None,
+    }
+
+
+def _peak_bytes(action: Callable[[], None]) -> int:
+    """Peak bytes of an action, by CUDA's allocator or else by this process's memory."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        action()
+        return torch.cuda.max_memory_reserved()
+    import psutil
+
+    # Imported first, so that the libraries' memory does not count.
+    import trustclip.engines.trl  # noqa: F401
+
+    gc.collect()
+    before = psutil.Process().memory_info().rss
+    action()
+    kibibyte = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kibibyte - before

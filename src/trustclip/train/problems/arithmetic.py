@@ -1,0 +1,186 @@
+"""Generated chain arithmetic with exact integer answers: the task of the laptop-sized pipeline.
+
+A problem is a walk over the integers ``0..largest``: ``3 + 1 - 2`` visits 3, 4 and 2. Every single
+step is easy and an answer at one glance is hard, so working a chain out pays.
+"""
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
+from typing import Literal
+
+from trustclip.train.problems.problem import Problem
+
+Split = Literal["train", "test"]
+#: One problem in this many is held out for testing.
+TEST_EVERY = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arithmetic:
+    """Chains of additions and subtractions whose partial results all lie in ``0..largest``.
+
+    The split of a problem depends on its text alone, so training and test problems are disjoint for
+    every seed, size and difficulty.
+
+    Args:
+      operations: additions and subtractions per problem, at least 1.
+      largest: bound of operands and of partial results, at least 1. A guess at the answer is right
+        about once in ``largest + 1`` times.
+      seed: determines which problems are drawn, and in which order.
+
+    Raises:
+      ValueError: if `operations` or `largest` is below 1.
+
+    Example:
+      >>> arithmetic = Arithmetic(operations=3)
+      >>> problem = arithmetic.train(1)[0]
+      >>> problem.problem, problem.answer
+      ('3 - 2 + 2 - 1', '2')
+      >>> problem.solution
+      '<start_working_out>3-2=1+2=3-1=2<end_working_out><SOLUTION>2</SOLUTION>'
+    """
+
+    operations: int = 5
+    largest: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require_positive(operations=self.operations, largest=self.largest)
+
+    def train(self, n: int) -> list[Problem]:
+        """First `n` distinct training problems, each with its worked solution.
+
+        A shorter list is a prefix of a longer one.
+
+        Raises:
+          ValueError: if `n` is below 1 or above the number of training problems that exist.
+        """
+        return self._draw("train", n)
+
+    def test(self, n: int) -> list[Problem]:
+        """First `n` distinct held-out problems; otherwise as `train`."""
+        return self._draw("test", n)
+
+    def primer(
+        self, n: int, *, worked_share: float = 0.25, guess_accuracy: float = 0.1
+    ) -> list[Problem]:
+        """Training problems whose solutions are mostly terse guesses, wrong on purpose.
+
+        A model fine-tuned on them answers mostly at once and mostly wrongly, and sometimes works a
+        problem out: reinforcement learning has something to discover. `answer` is the true one,
+        `solution` the text to imitate.
+
+        Args:
+          n: number of problems, at least 1.
+          worked_share: probability in [0, 1] that a solution is worked out.
+          guess_accuracy: probability in [0, 1] that a terse solution is right.
+
+        Raises:
+          ValueError: if a probability is outside [0, 1], or `train` does not allow `n`.
+
+        Example:
+          >>> problem = Arithmetic(operations=1).primer(1)[0]
+          >>> problem.problem, problem.solution
+          ('3 - 2', '<SOLUTION>2</SOLUTION>')
+        """
+        for name, value in (("worked_share", worked_share), ("guess_accuracy", guess_accuracy)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {value}")
+        rng = random.Random(f"primer-{self.seed}")
+        return [
+            problem
+            if rng.random() < worked_share
+            else replace(problem, solution=terse(self._guess(problem, guess_accuracy, rng)))
+            for problem in self.train(n)
+        ]
+
+    def _guess(self, problem: Problem, accuracy: float, rng: random.Random) -> int:
+        answer = int(problem.answer)
+        return answer if rng.random() < accuracy else _other(answer, self.largest, rng)
+
+    def _draw(self, split: Split, n: int) -> list[Problem]:
+        _require_positive(n=n)
+        problems = list(islice(self._stream(split), n)) if n <= self._size else []
+        if len(problems) < n:
+            raise ValueError(
+                f"n={n} is more than the distinct {split} problems that exist with "
+                f"operations={self.operations}, largest={self.largest}; raise one of the two"
+            )
+        return problems
+
+    @property
+    def _size(self) -> int:
+        return (self.largest + 1) * self.largest**self.operations
+
+    def _stream(self, split: Split) -> Iterator[Problem]:
+        rng = random.Random(f"{split}-{self.seed}")
+        walks: set[tuple[int, ...]] = set()
+        while len(walks) < self._size:
+            values = (rng.randint(0, self.largest),)
+            while len(values) <= self.operations:
+                values += (_other(values[-1], self.largest, rng),)
+            if values not in walks:
+                walks.add(values)
+                problem = _problem(values)
+                if split_of(problem.problem) == split:
+                    yield problem
+
+
+def split_of(text: str) -> Split:
+    """Split that a problem belongs to, a fixed function of its text: about one in eight tests.
+
+    Example:
+      >>> split_of("1 + 2"), split_of("1 + 3")
+      ('test', 'train')
+    """
+    digest = hashlib.sha256(text.encode()).digest()
+    return "test" if int.from_bytes(digest[:8], "big") % TEST_EVERY == 0 else "train"
+
+
+def terse(answer: int) -> str:
+    """Solution that states an answer at once.
+
+    Example:
+      >>> terse(7)
+      '<SOLUTION>7</SOLUTION>'
+    """
+    return f"<SOLUTION>{answer}</SOLUTION>"
+
+
+def worked_solution(values: Sequence[int]) -> str:
+    """Solution that keeps the running total, as on a pocket calculator, before its answer.
+
+    Example:
+      >>> worked_solution([3, 4, 2])
+      '<start_working_out>3+1=4-2=2<end_working_out><SOLUTION>2</SOLUTION>'
+    """
+    chain = str(values[0]) + "".join(f"{b - a:+d}={b}" for a, b in pairwise(values))
+    return f"<start_working_out>{chain}<end_working_out>{terse(values[-1])}"
+
+
+def _problem(values: Sequence[int]) -> Problem:
+    # With the spaces an operand stands as far from the next one as it does in the worked solution,
+    # and a small model soon learns to copy over a constant distance.
+    steps = (f" {'+' if a < b else '-'} {abs(b - a)}" for a, b in pairwise(values))
+    text = str(values[0]) + "".join(steps)
+    return Problem(
+        id=f"arithmetic: {text}",
+        problem=text,
+        answer=str(values[-1]),
+        solution=worked_solution(values),
+    )
+
+
+def _other(value: int, largest: int, rng: random.Random) -> int:
+    """A uniform draw from ``0..largest`` without `value`."""
+    draw = rng.randint(0, largest - 1)
+    return draw + (draw >= value)
+
+
+def _require_positive(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if not isinstance(number, int) or number < 1:
+            raise ValueError(f"{name} must be a whole number of at least 1, got {number!r}")

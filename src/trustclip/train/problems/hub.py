@@ -1,0 +1,246 @@
+"""Known problem sets on the Hugging Face hub: their splits, rules and rows."""
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from trustclip.support.names import unknown
+from trustclip.train.problems.problem import Problem
+from trustclip.train.problems.rows import Fields, is_numeric
+
+Use = Literal["train", "test"]
+_USES: Mapping[Use, str] = {"train": "train on", "test": "evaluate on"}
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A data set on the Hugging Face hub, with the rules its rows obey.
+
+    Args:
+      path: hub id, ``owner/name``.
+      train: split to train on, or None for a benchmark without one.
+      test: split to evaluate on, or None for a training set without one.
+      config: configuration name, or None for the default one.
+      kind: ``"benchmark"`` (every row counts: none may be bad), ``"rl"`` (training problems), or
+        ``"sft"`` (worked solutions: rows without a numeric gold are left out, and one problem may
+        occur with several solutions).
+      integer: every gold is an integer of at most 2^53 in size. Larger ones went through a
+        float on their way and are wrong in their last digits.
+    """
+
+    path: str
+    train: str | None = "train"
+    test: str | None = "test"
+    config: str | None = None
+    fields: Fields = field(default_factory=Fields)
+    kind: Literal["benchmark", "rl", "sft"] = "rl"
+    integer: bool = False
+
+    def split(self, use: Use) -> str:
+        """The split for a use.
+
+        Raises:
+          ValueError: the set has none, and the source named none.
+
+        Example:
+          >>> hub_source("gsm8k").split("train"), hub_source("gsm8k@test").split("train")
+          ('train', 'test')
+        """
+        split, other = (self.train, self.test) if use == "train" else (self.test, self.train)
+        if split is None:
+            raise ValueError(
+                f"{self.path} has no {use} split. To {_USES[use]} another one, name it: "
+                f"{self.path}@{other}"
+            )
+        return split
+
+
+HUB_SOURCES: Mapping[str, HubSource] = {
+    # The first two have only a split called "train": problems to evaluate on.
+    # The `id` column of amc23 repeats (49 distinct values in 83 rows), hence row numbers as ids.
+    "amc23": HubSource(
+        "AI-MO/aimo-validation-amc",
+        train=None,
+        test="train",
+        fields=Fields(id=()),
+        kind="benchmark",
+        integer=True,
+    ),
+    "aime24": HubSource(
+        "HuggingFaceH4/aime_2024", train=None, test="train", kind="benchmark", integer=True
+    ),
+    "aime25": HubSource("math-ai/aime25", train=None, kind="benchmark", integer=True),
+    "math500": HubSource("HuggingFaceH4/MATH-500", train=None, kind="benchmark"),
+    "gsm8k": HubSource("openai/gsm8k", config="main", kind="benchmark", integer=True),
+    # About 1.79 M rows: 17,917 problems, each about a hundred times.
+    "dapo": HubSource("BytedTsinghua-SIA/DAPO-Math-17k", test=None, integer=True),
+    "dapo_en": HubSource(
+        "open-r1/DAPO-Math-17k-Processed",
+        test=None,
+        config="en",
+        # Here `solution` holds the bare gold.
+        fields=Fields(answer=("solution",), solution=()),
+        integer=True,
+    ),
+    "openmath": HubSource("unsloth/OpenMathReasoning-mini", train="cot", test=None, kind="sft"),
+}
+
+#: Before a hub id, where a folder has the same name.
+HUB = "hub:"
+_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+(:[\w.-]+)?")
+_SPLIT = re.compile(r"[\w.\[\]:%+-]+")  # also a slice, as in train[:1000]
+
+
+def hub_source(source: str) -> HubSource | None:
+    """The hub data set that a text names: ``name``, ``owner/name`` or ``owner/name:config``.
+
+    An id may begin with ``hub:``, to distinguish it from a folder of that name. Each may end in
+    ``@split``; that split then serves training and evaluation alike. An unknown id gets a plain
+    entry; None for a text that is no id.
+
+    Example:
+      >>> hub_source("gsm8k").path, hub_source("owner/set:en").config, hub_source("gsm 8k")
+      ('openai/gsm8k', 'en', None)
+      >>> hub_source("owner/set@validation").split("test")
+      'validation'
+    """
+    name, at, split = source.removeprefix(HUB).partition("@")
+    if name in HUB_SOURCES:
+        entry = HUB_SOURCES[name]
+    elif _HUB_ID.fullmatch(name):
+        path, _, config = name.partition(":")
+        entry = next((e for e in HUB_SOURCES.values() if e.path == path), HubSource(path))
+        entry = replace(entry, config=config) if config else entry
+    else:
+        return None
+    if at and not _SPLIT.fullmatch(split):
+        return None
+    return replace(entry, train=split, test=split) if at else entry
+
+
+def named_after(stem: str) -> HubSource | None:
+    """The known data set a file is named after, whose rules then hold for the file.
+
+    Its name is the file's stem, or begins it before ``_``, ``-`` or ``.``.
+
+    Example:
+      >>> named_after("dapo_math_17k").path, named_after("amc2023")
+      ('BytedTsinghua-SIA/DAPO-Math-17k', None)
+    """
+    names = [name for name in HUB_SOURCES if re.match(rf"{name}($|[_.-])", stem)]
+    return HUB_SOURCES[max(names, key=len)] if names else None
+
+
+def hub_rows(source: HubSource, split: str) -> Iterator[Any]:
+    """Rows of a hub data set, through ``datasets`` (imported here, downloads or uses its cache).
+
+    Raises:
+      ValueError: ``datasets`` is not installed, or the data set, configuration or split cannot
+        be loaded.
+    """
+    datasets = _datasets(source.path)
+    try:
+        yield from _rows(datasets.load_dataset(source.path, name=source.config, split=split))
+    except (OSError, ValueError) as error:
+        raise ValueError(_not_loaded(source, split, str(error))) from error
+
+
+#: How an error of ``datasets`` about an unknown name begins the list of valid ones.
+_OTHERS = (("split", "Should be one of "), ("configuration", "Available: "))
+
+
+def _not_loaded(source: HubSource, split: str, error: str) -> str:
+    """The error for a data set that cannot be loaded, with the nearest valid name."""
+    for kind, before in _OTHERS:
+        _, separator, names_text = error.partition(before)
+        if separator and (end := names_text.rfind("]")) > 0:
+            names = ast.literal_eval(names_text[: end + 1])
+            name = re.split(r"[\[+]", split)[0] if kind == "split" else source.config
+            return f"{source.path}: {unknown(kind, name, names)}"
+    place = f"{source.path} (config {source.config or 'default'}, split {split})"
+    hint = f"Name another split as {source.path}@SPLIT; without network, use a file"
+    return f"cannot load {place}: {error.removesuffix('.')}. {hint}"
+
+
+def saved_rows(folder: Path, split: str | None, use: Use) -> Iterator[Any]:
+    """Rows of a folder written by ``datasets.save_to_disk``.
+
+    Of several splits, a part of one (``train[:1000]``) too, or (None) the one named after the use.
+
+    Raises:
+      ValueError: ``datasets`` is not installed, or there is no such split.
+    """
+    datasets = _datasets(str(folder))
+    try:
+        data: Any = datasets.load_from_disk(str(folder))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder}: not a readable data set folder: {error}") from error
+    if isinstance(data, dict):
+        data = _part(datasets, data, split or use, folder)
+    elif split is not None:
+        raise ValueError(f"{folder} is a data set without splits; leave @{split} out")
+    yield from _rows(data)
+
+
+def _part(datasets: Any, data: Any, split: str, folder: Path) -> Any:
+    """A split of a saved data set, or a part or sum of splits, as ``datasets`` writes them."""
+    name = re.split(r"[\[+]", split)[0]
+    if name not in data:
+        raise ValueError(f"{folder}: {unknown('split', name, data)} Name one: {folder}@SPLIT")
+    try:
+        lengths = {name: len(one) for name, one in data.items()}
+        parts = datasets.ReadInstruction.from_spec(split).to_absolute(lengths)
+    except (ValueError, AssertionError) as error:
+        raise ValueError(f"{folder}: cannot take the split {split!r}: {error}") from error
+    return datasets.concatenate_datasets(
+        [data[part.splitname].select(range(part.from_, part.to)) for part in parts]
+    )
+
+
+def _datasets(place: str) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError(
+            f"{place}: reading it needs the package datasets: pip install 'trustclip[train]'"
+        ) from error
+    return datasets
+
+
+def _rows(data: Any) -> Iterator[Any]:
+    for batch in data.iter(batch_size=1000):  # a tenth of the time of row by row
+        rows = zip(*batch.values(), strict=True)
+        yield from (dict(zip(batch, row, strict=True)) for row in rows)
+
+
+def select_for_sft(
+    problems: Iterable[Problem], *, max_seq_length: int, count_tokens: Callable[[Problem], int]
+) -> list[Problem]:
+    """Format-priming examples: the Unsloth Qwen3 GRPO notebook's filter of OpenMathReasoning.
+
+    Kept are problems with a numeric gold and a worked solution whose example is at most half of
+    ``max_seq_length`` long, by ``count_tokens`` of the whole example, chat template included;
+    ``<think>`` tags go, the thoughts between them stay.
+
+    Raises:
+      ValueError: ``max_seq_length`` below 2.
+
+    Example:
+      >>> sums = Problem("a", "1+2", "3", "<think>one and two</think>\\nthree")
+      >>> proof = Problem("b", "prove it", "proved", "thus")
+      >>> selected = select_for_sft([sums, proof], max_seq_length=8,
+      ...                           count_tokens=lambda p: len(p.solution.split()))
+      >>> [p.solution for p in selected]
+      ['one and two\\nthree']
+    """
+    if max_seq_length < 2:
+        raise ValueError(f"max_seq_length is {max_seq_length}, must be at least 2 tokens")
+    untagged = (
+        replace(item, solution=item.solution.replace("<think>", "").replace("</think>", "").strip())
+        for item in problems
+        if item.solution and is_numeric(item.answer)
+    )
+    return [item for item in untagged if count_tokens(item) <= max_seq_length / 2]

@@ -1,0 +1,156 @@
+"""Generated problems in words with whole-number answers, for small models that read English.
+
+Every worked solution has one short line per step, and its last number is the answer: a model of a
+hundred million parameters learns the format from a few hundred of them and is then right sometimes,
+which is what reinforcement learning needs.
+"""
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate, islice
+
+from trustclip.train.problems.arithmetic import Split, split_of
+from trustclip.train.problems.problem import Problem
+
+_NAMES = (
+    *("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gina", "Hugo", "Ivy", "Jon", "Kim", "Leo"),
+    *("Mia", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tara", "Uma", "Vera", "Will", "Yara", "Zoe"),
+)
+_THINGS = (
+    *("apples", "beads", "books", "buttons", "cards", "coins", "cups", "eggs", "keys", "marbles"),
+    *("nuts", "pens", "plums", "ribbons", "shells", "stamps", "stickers", "stones", "toys"),
+)
+_MORE = ("buys {} more", "finds {} more", "gets {} from a friend", "picks up {} more", "wins {}")
+_LESS = ("gives {} away", "loses {}", "sells {}", "leaves {} at home", "hands {} to a friend")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordProblems(ABC):
+    """A stream of distinct problems; training and test problems are disjoint for every seed.
+
+    The split of a problem depends on its text alone.
+    """
+
+    seed: int = 0
+
+    def train(self, n: int) -> list[Problem]:
+        """First `n` distinct training problems; a shorter list is a prefix of a longer one."""
+        return list(islice(self._stream("train"), n))
+
+    def test(self, n: int) -> list[Problem]:
+        """First `n` distinct held-out problems; a shorter list is a prefix of a longer one."""
+        return list(islice(self._stream("test"), n))
+
+    @abstractmethod
+    def _draw(self, rng: random.Random) -> tuple[str, list[str], int]:
+        """A problem, the lines of its solution, and its answer."""
+
+    def _stream(self, split: Split) -> Iterator[Problem]:
+        kind = type(self).__name__
+        rng = random.Random(f"{kind}-{split}-{self.seed}")
+        texts: set[str] = set()
+        while True:
+            text, lines, answer = self._draw(rng)
+            if text not in texts and split_of(text) == split:
+                texts.add(text)
+                yield Problem(
+                    id=f"{kind}: {text}",
+                    problem=text,
+                    answer=str(answer),
+                    solution="\n".join(lines),
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordSums(WordProblems):
+    """Short stories of additions and subtractions whose totals all lie in ``0..largest``.
+
+    Args:
+      operations: sentences that change the total, at least 1.
+      largest: bound of the totals, at least 2.
+
+    Example:
+      >>> problem = WordSums().train(1)[0]
+      >>> print(problem.problem)
+      Cleo has 17 stamps. Cleo finds 4 more. Cleo gives 5 away. How many stamps does Cleo have now?
+      >>> print(problem.solution)
+      17 + 4 = 21
+      21 - 5 = 16
+    """
+
+    operations: int = 2
+    largest: int = 50
+
+    def _draw(self, rng: random.Random) -> tuple[str, list[str], int]:
+        name, things = rng.choice(_NAMES), rng.choice(_THINGS)
+        total = rng.randint(1, self.largest)
+        story, lines = [f"{name} has {total} {things}."], []
+        for _ in range(self.operations):
+            more = total < 2 or (total < self.largest and rng.random() < 0.5)
+            change = rng.randint(1, self.largest - total if more else total - 1)
+            after = total + change if more else total - change
+            story.append(f"{name} {rng.choice(_MORE if more else _LESS).format(change)}.")
+            lines.append(f"{total} {'+' if more else '-'} {change} = {after}")
+            total = after
+        return " ".join([*story, f"How many {things} does {name} have now?"]), lines, total
+
+
+@dataclass(frozen=True, kw_only=True)
+class LetterCounts(WordProblems):
+    """How often a letter stands in a made-up word; the solution spells the word and counts.
+
+    Args:
+      shortest: letters of the shortest word, at least 1.
+      longest: letters of the longest.
+
+    Example:
+      >>> problem = LetterCounts().train(1)[0]
+      >>> print(problem.problem)
+      How many times does the letter "k" stand in the word "kononuno"?
+      >>> print(problem.solution)
+      k 1, o 1, n 1, o 1, n 1, u 1, n 1, o 1
+      1
+    """
+
+    shortest: int = 5
+    longest: int = 8
+
+    def _draw(self, rng: random.Random) -> tuple[str, list[str], int]:
+        # Few letters, so that most occur more than once.
+        letters = rng.sample("bcdfgklmnprst", 2), rng.sample("aeiou", 2)
+        length = rng.randint(self.shortest, self.longest)
+        word = "".join(rng.choice(letters[place % 2]) for place in range(length))
+        letter = rng.choice(word)
+        counts = accumulate(int(own == letter) for own in word)
+        spelled = [f"{own} {count}" for own, count in zip(word, counts, strict=True)]
+        question = f'How many times does the letter "{letter}" stand in the word "{word}"?'
+        return question, [", ".join(spelled), str(word.count(letter))], word.count(letter)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitSums(WordProblems):
+    """The sum of a number's digits, 2 or more; the solution keeps the running total.
+
+    Example:
+      >>> problem = DigitSums().train(1)[0]
+      >>> print(problem.problem)
+      What is the sum of the digits of 99402?
+      >>> print(problem.solution)
+      9 + 9 = 18
+      18 + 4 = 22
+      22 + 0 = 22
+      22 + 2 = 24
+    """
+
+    digits: int = 5
+
+    def _draw(self, rng: random.Random) -> tuple[str, list[str], int]:
+        number = [rng.randint(1, 9), *(rng.randint(0, 9) for _ in range(self.digits - 1))]
+        totals = list(accumulate(number))
+        lines = [
+            f"{before} + {digit} = {total}"
+            for before, digit, total in zip(totals, number[1:], totals[1:], strict=False)
+        ]
+        return f"What is the sum of the digits of {''.join(map(str, number))}?", lines, totals[-1]

@@ -1,0 +1,213 @@
+"""The rewards of a training run: those that its settings choose, their weights, their records."""
+
+import asyncio
+import hashlib
+import inspect
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from trustclip.support.consent import names_in
+from trustclip.support.jsonl import plain
+from trustclip.train.problems.problem import Problem
+from trustclip.train.problems.prompts import PromptStyle, messages
+from trustclip.train.problems.verify import AnswerReward, SoftOverlong
+from trustclip.train.problems.verify.chosen import (
+    check_columns,
+    make_reward,
+    read_rewards,
+    resolve,
+)
+from trustclip.train.problems.verify.extraction import Style
+from trustclip.train.runs.directory import RunDirectory
+from trustclip.train.settings.stages import EvalStage, RLStage
+
+#: Name of the binary answer reward, which can be noisy and needs golds.
+CORRECT = "correct"
+#: Folder of a run directory with the Python files that it has imported.
+CODE = "code"
+
+
+def is_flipped(share: float, seed: int, problem: str, sample: str) -> bool:
+    """Whether the reward of a sample is flipped.
+
+    Decided by a hash of the sample's key, the update at which it was drawn and an index, so that it
+    does not depend on the order of computation, the rank, or earlier random numbers.
+
+    Example:
+      >>> sum(is_flipped(0.1, 0, "p", f"3/{i}") for i in range(10_000)) / 10_000
+      0.099
+    """
+    key = f"{seed}/{problem}/{sample}".encode()
+    return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") < share * 2.0**64
+
+
+class NoisyReward:
+    """The binary answer reward, inverted for a share ``noise`` of the completions, in [0, 0.5]."""
+
+    def __init__(self, style: Any, noise: float, seed: int, label: str) -> None:
+        self._noise, self._seed = noise, seed
+        self.__name__ = label
+        self._reward = AnswerReward(style=style)
+
+    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        """Rewards of the completions, inverted ones included, in TRL's signature."""
+        rewards = self._reward(prompts, completions, **columns)
+        # Every rank rewards as many completions: this rank's begin at `first` of the generation.
+        first = int(os.environ.get("RANK", "0")) * len(rewards)
+        step = getattr(columns.get("trainer_state"), "global_step", None)
+        inverted = [
+            self.inverts(step, first + place, identity)
+            for place, identity in enumerate(columns.get("id", [""] * len(rewards)))
+        ]
+        if self._noise and "log_metric" in columns:
+            columns["log_metric"]("reward_noise", sum(inverted) / max(len(inverted), 1))
+        return [1.0 - r if wrong else r for r, wrong in zip(rewards, inverted, strict=True)]
+
+    def inverts(self, step: int | None, index: int, identity: str) -> bool:
+        """Whether the policy gets the opposite of the true reward.
+
+        Of the completion of a problem that was sampled after ``step`` updates and has the number
+        ``index`` in its generation, over all ranks.
+        """
+        return self._noise > 0 and is_flipped(self._noise, self._seed, identity, f"{step}/{index}")
+
+    def close(self) -> None:
+        """End the verifier's processes."""
+        self._reward.verifier.close()
+
+
+class Rewards:
+    """The reward functions of a training run, in the order in which TRL gets them.
+
+    Raises:
+      ValueError: one cannot be imported or made.
+    """
+
+    def __init__(self, settings: RLStage, style: Style, seed: int = 0) -> None:
+        self.functions: list[Any] = []
+        self.correct: NoisyReward | None = None
+        for one in read_rewards(settings.reward):
+            if one.name == CORRECT:
+                answer_style = dict(one.arguments).get("style", style)
+                self.correct = NoisyReward(answer_style, settings.reward_noise, seed, one.label)
+                self.functions.append(self.correct)
+            else:
+                self.functions.append(make_reward(one, style))
+        if settings.overlong_cache:
+            overlong = SoftOverlong(settings.max_completion_length, settings.overlong_cache)
+            self.functions.append(overlong)
+        self._weights = dict(zip(self.names, weights(settings), strict=True))
+
+    @property
+    def names(self) -> list[str]:
+        """Labels, under which they are logged."""
+        return [function.__name__ for function in self.functions]
+
+    def total(self, values: Mapping[str, float | None]) -> float | None:
+        """Weighted sum of one completion's rewards by label; None if none applies.
+
+        One that does not apply is None or NaN.
+        """
+        numbers = {name: v for name, v in values.items() if v is not None and not math.isnan(v)}
+        return sum(self._weights[name] * v for name, v in numbers.items()) if numbers else None
+
+    def preview(
+        self, problem: Problem, settings: RLStage, texts: Sequence[str]
+    ) -> dict[str, list[float | None]]:
+        """Rewards of completions of a problem, by label; tokens are counted as 0."""
+        row, count = training_row(problem, settings.style), len(texts)
+        columns = {name: [value] * count for name, value in row.items() if name != "prompt"}
+        arguments = {
+            "prompts": [row["prompt"]] * count,
+            "completions": [[{"role": "assistant", "content": text}] for text in texts],
+            "completion_ids": [[]] * count,
+            "trainer_state": SimpleNamespace(global_step=0, max_steps=settings.max_steps),
+            "log_metric": lambda *_: None,
+            "log_extra": lambda *_: None,
+        }
+        rewards = {}
+        for name, function in zip(self.names, self.functions, strict=True):
+            values = function(**arguments, **columns)
+            rewards[name] = asyncio.run(values) if inspect.iscoroutine(values) else values
+        return rewards
+
+    def close(self) -> None:
+        """End processes, and release what rewards of the user's own hold."""
+        for function in self.functions:
+            if callable(close := getattr(function, "close", None)):
+                close()
+
+
+def weights(settings: RLStage) -> list[float]:
+    """Weight of each reward function, in the order of `Rewards`."""
+    return [one.weight for one in read_rewards(settings.reward)] + [1.0] * bool(
+        settings.overlong_cache
+    )
+
+
+def needs_answers(settings: RLStage | EvalStage) -> bool:
+    """Whether a problem without a gold answer is useless: a built-in reward reads it."""
+    reads = {"answer_graded", "number_graded", CORRECT}
+    return any(one.name in reads for one in read_rewards(settings.reward))
+
+
+def has_own(settings: RLStage | EvalStage) -> bool:
+    """Whether a reward is the user's own, which may read any column of the data."""
+    return any(one.own for one in read_rewards(settings.reward))
+
+
+def complaints(reward: Any) -> Iterable[str]:
+    """Errors of the rewards; the code of the user's own is imported for this."""
+    for one in read_rewards(reward):
+        try:
+            resolve(one) if one.own else make_reward(one)
+        except ValueError as error:
+            yield str(error)
+
+
+def check_data(problems: Sequence[Problem], settings: RLStage) -> None:
+    """Refuse problems without a column that the rewards read, before a model loads."""
+    check_columns(
+        read_rewards(settings.reward), training_row(problems[0], settings.style), settings.dataset
+    )
+
+
+def training_row(problem: Problem, style: PromptStyle) -> dict[str, Any]:
+    """A row of the trainer's data set: the prompt, and the columns that reward functions get."""
+    return {**columns_of(problem), "prompt": messages(problem.problem, style)}
+
+
+def columns_of(problem: Problem) -> dict[str, Any]:
+    """Columns of a problem that reward functions get."""
+    answer = {"answer": problem.answer} if problem.answer else {}
+    return {**problem.columns, **answer, "id": problem.id}
+
+
+def keep_code(run: RunDirectory, settings: Any) -> None:
+    """Copy the Python files that settings name to the run's folder ``code``, once each.
+
+    A file that has changed since is copied beside the first, and the change is noted.
+    """
+    if not run.leads:
+        return
+    for name in sorted(names_in(plain(settings))):
+        file = Path(name.rpartition(":")[0])
+        if file.suffix != ".py" or not file.is_file():
+            continue
+        text, number = file.read_text(encoding="utf-8"), 1
+        folder = run.path / CODE
+        folder.mkdir(exist_ok=True)
+        copy = folder / file.name
+        while copy.exists():
+            if copy.read_text(encoding="utf-8") == text:
+                break
+            number += 1
+            copy = folder / f"{file.stem}-{number}.py"
+        else:
+            copy.write_text(text, encoding="utf-8")
+            if number > 1:
+                run.notice(0, "code", f"{file} has changed since the run began: see {copy.name}.")

@@ -1,0 +1,61 @@
+"""Hashes of a finished run's files, in its summary: what `trustclip.train.runs.verify` compares with."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trustclip.support.inside import FINAL, HASHES, regular_files
+from trustclip.support.jsonl import plain
+from trustclip.train.durable.store import manifest_entries
+
+#: Files beside the rows that a run writes and that its results depend on.
+_SETTINGS = ("config.yaml", "environment.json", "extensions.jsonl", "quarantine.jsonl")
+#: Written after the summary, and again when a page of the run is made.
+_CARD = f"{FINAL}/README.md"
+
+
+def with_hashes(
+    folder: Path, summary: Mapping[str, Any], rows: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A summary with the hashes of everything that the run leaves, and of the summary itself."""
+    files = regular_files(folder)
+    others = [path for name, path in files.items() if name in _SETTINGS or _of_model(name)]
+    hashes = {**rows, **manifest_entries(folder, others)}
+    whole = {**plain(summary), HASHES: hashes}
+    hashes["summary.json"] = {"sha256": digest(whole)}
+    return whole
+
+
+def digest(summary: Mapping[str, Any]) -> str:
+    """SHA-256 of a summary in hexadecimal, whatever its layout and without its own hash.
+
+    Example:
+      >>> one = digest({"a": 1, "hashes": {"summary.json": {"sha256": "?"}}})
+      >>> one == digest({"hashes": {}, "a": 1}), one == digest({"hashes": {}, "a": 2})
+      (True, False)
+    """
+    hashes = {k: v for k, v in summary[HASHES].items() if k != "summary.json"}
+    text = json.dumps({**summary, HASHES: hashes}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def missing_files(folder: Path, summary: Mapping[str, Any]) -> list[str]:
+    """Names of a finished model's files that are gone, or have another size than it was saved with.
+
+    Of a run whose summary has no hashes, a model is a configuration and weights.
+    """
+    files = regular_files(folder / FINAL, f"{FINAL}/")
+    hashes = summary.get(HASHES)
+    recorded = {k: v for k, v in hashes.items() if _of_model(k)} if hashes else {}
+    if recorded:
+        sizes = {name: path.stat().st_size for name, path in files.items()}
+        return [name for name, entry in recorded.items() if sizes.get(name) != entry["bytes"]]
+    weights = any(name.endswith((".safetensors", ".bin")) for name in files)
+    lacking = {f"{FINAL}/config.json": f"{FINAL}/config.json" in files, f"{FINAL}/*": weights}
+    return [name for name, there in lacking.items() if not there]
+
+
+def _of_model(name: str) -> bool:
+    return name.startswith(f"{FINAL}/") and name != _CARD

@@ -1,0 +1,613 @@
+"""Settings of the recipes, checked before anything heavy is imported.
+
+One frozen dataclass per stage; that of a command adds model, run directory and seed, which a recipe
+states once for all its stages. The command line and files fill the same classes, so a value is
+allowed in both or in neither. Options that TRL also has bear TRL's names. What else is true of a
+setting is a mark beside its type (`trustclip.support.marks`).
+
+In one file because it is the list of all settings, which is read as one.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationInfo
+
+from trustclip.constraints.brake import Brake
+from trustclip.engines.sampler import Sampler, as_sampler
+from trustclip.engines.served import Weights
+from trustclip.support.checked import (
+    NUMBER,
+    Count,
+    Integer,
+    NonNegative,
+    Positive,
+    Seed,
+    UpToOne,
+    Whole,
+    checked,
+)
+from trustclip.support.marks import (
+    Argument,
+    Dotted,
+    Extends,
+    Metavar,
+    Neutral,
+    Since,
+    ToEngine,
+    ToTrl,
+)
+from trustclip.train.problems.generated import GENERATED, PRIMER
+from trustclip.train.problems.prompts import Prompt, PromptStyle, styled
+
+Style = Literal["solution", "boxed", "answer", "plain"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
+
+
+def _at_most_one(value: float) -> float:
+    if value > 1:
+        raise ValueError("should be at most 1 for AdamW")
+    return value
+
+
+LearningRate = Annotated[Positive, AfterValidator(_at_most_one)]
+
+
+def _twice_the_rank(value: int | None, info: ValidationInfo) -> int:
+    alpha = info.data["lora"].alpha if "lora" in info.data else None
+    if alpha is not None:
+        if value not in (None, alpha):
+            raise ValueError(f"and `lora.alpha` = {alpha} are one setting: give one of them")
+        return alpha
+    # Without adapters it has no effect, and stays what earlier releases recorded.
+    return 2 * (info.data.get("lora_r") or 32) if value is None else value
+
+
+def _rank(value: int, info: ValidationInfo) -> int:
+    rank = info.data["lora"].r if "lora" in info.data else None
+    if rank is None or value == rank:
+        return value
+    if value not in (0, 32):  # the defaults
+        raise ValueError(f"and `lora.r` = {rank} are one setting: give one of them")
+    return rank
+
+
+LoraRank = Annotated[Whole, Field(validate_default=True), AfterValidator(_rank)]
+LoraAlpha = Annotated[Count | None, Field(validate_default=True), AfterValidator(_twice_the_rank)]
+
+if TYPE_CHECKING:
+    from trustclip.constraints.base import Method as Part
+
+    Parts = tuple[Part, ...]
+    Rewards = str | Sequence[str | Mapping[str, Any]]
+else:
+
+    def _method(value: object) -> Any:
+        from trustclip.constraints.registry import as_method
+
+        return as_method(value)
+
+    def _methods(value: Any) -> Any:
+        value = yaml_list(value) if isinstance(value, str) else value
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"should be a list of methods, got {value!r}")
+        return tuple(map(_method, value))
+
+    def _reward(value: Any) -> Any:
+        from trustclip.train.problems.verify.chosen import canonical
+
+        if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+            value = yaml_list(value)
+        return canonical(value)
+
+    #: `trustclip.constraints.registry.Part` without its import of PyTorch, which help waits for;
+    #: to the command line it is text.
+    Part = Annotated[str, PlainValidator(_method), Field(validate_default=True)]
+    #: Several of them; to the command line, names separated by commas.
+    Parts = Annotated[str, PlainValidator(_methods), Field(validate_default=True)]
+    #: What `trustclip.train.problems.verify.chosen` reads, in its plain form; to the command line, text.
+    Rewards = Annotated[str, PlainValidator(_reward)]
+
+
+def yaml_list(text: str) -> list[Any]:
+    """A list as the command line has it: YAML, its brackets left out or not.
+
+    Example:
+      >>> yaml_list("atr, {name: clip, epsilon: 0.1}")
+      ['atr', {'name': 'clip', 'epsilon': 0.1}]
+    """
+    import yaml
+
+    return yaml.safe_load(f"[{text.strip().removeprefix('[').removesuffix(']')}]")
+
+
+#: In place of names of test sets: those that the recipe evaluates on, and none.
+OWN_TESTS, NOTHING = "tests", "none"
+
+
+#: Names of columns, by the part of a problem that they hold.
+Columns = Annotated[dict[str, str], Dotted(), Since(before={})]
+#: Any other field of TRL's GRPOConfig, by its name.
+Passthrough = Annotated[dict[str, Any], Dotted()]
+#: What fine-tuning and reinforcement learning write while they train.
+_SaveSteps = Annotated[
+    Whole, Neutral("a run continues exactly from any checkpoint, so how often it saves is free")
+]
+_SaveLimit = Annotated[Count | None, Neutral("how many checkpoints are kept")]
+_LogSteps = Annotated[Count, Neutral("how often metrics are written; nothing is trained on them")]
+
+
+def _no_prompt(value: Any) -> bool:
+    return isinstance(value, Mapping) and set(value.values()) == {None}
+
+
+def source_of(dataset: str, split: str | None) -> str:
+    """A data set with its split as one text, ``NAME@SPLIT``.
+
+    Raises:
+      ValueError: two splits.
+
+    Example:
+      >>> source_of("hub:owner/name:config", "train[:1000]")
+      'hub:owner/name:config@train[:1000]'
+    """
+    if split is None:
+        return dataset
+    generated = dataset in (*GENERATED, PRIMER)
+    if "@" in dataset or generated:
+        reason = "has no splits" if generated else "names one already"
+        raise ValueError(f"`split` is {split!r}, and `dataset` {dataset!r} {reason}.")
+    return f"{dataset}@{split}"
+
+
+@checked
+class Place:
+    """What a command or a recipe runs on, where it writes, and from which seed."""
+
+    model: str
+    """Folder or hub id of the model, "tiny" or "small" (made on the spot: 0.4 and 3 million
+    parameters), or the folder of a LoRA adapter (or ADAPTER+BASE)."""
+    output_dir: Annotated[Path, Neutral("where the files of the run are written")]
+    """Run directory; the trained model is saved in its folder "final"."""
+    seed: Seed = 0
+    """Random seed of the whole run."""
+    dtype: Annotated[Dtype, Since(before="auto")] = "auto"
+    """Precision in which the model is loaded; "auto" is bfloat16 on a GPU and float32 on a CPU."""
+
+
+@checked
+class Problems:
+    """Problems, and how a model is asked to solve them."""
+
+    columns: Columns = field(default_factory=dict)
+    """Columns of your own files by role, where their names differ: {prompt: question}; further
+    columns are passed to reward functions. On the command line --columns.prompt question."""
+    prompt_style: Style = "solution"
+    """Format of the prompt that presents a problem to the model."""
+    prompt: Annotated[Prompt, Since(before=None, same=_no_prompt)] = Prompt()
+    """A system message and a template of your own, in place of the style's."""
+    limit: Count | None = None
+    """Number of problems to use (of each task), counted from the first; all when unset."""
+    max_bad_rows: Whole = 100
+    """Abort when more rows than this are unreadable; such rows are listed in quarantine.jsonl."""
+
+    @property
+    def style(self) -> PromptStyle:
+        """The prompt style, with what is different."""
+        return styled(self.prompt_style, self.prompt)
+
+
+def _modules(value: Any) -> Any:
+    return yaml_list(value) if isinstance(value, str) and ("," in value or "[" in value) else value
+
+
+def _usual_lora(value: Any) -> bool:
+    options = vars(value) if isinstance(value, Lora) else value or {}
+    return all(options[name] in (None, getattr(Lora(), name), []) for name in options)
+
+
+@checked
+class Lora:
+    """LoRA adapters, by PEFT's names (without `lora_`, which those of the stage have).
+
+    Example:
+      >>> Lora(r=16, target_modules="q_proj, v_proj").target_modules
+      ('q_proj', 'v_proj')
+    """
+
+    r: Count | None = None
+    """Rank; the same setting as lora_r."""
+    alpha: Count | None = None
+    """The adapters are scaled by alpha / r; 2 r when unset. The same setting as lora_alpha."""
+    dropout: Annotated[float, Field(ge=0, lt=1), NUMBER] = 0.0
+    """Dropout of the adapters; fine-tuning only, because it would move the ratio of every token."""
+    target_modules: Annotated[tuple[str, ...] | str, BeforeValidator(_modules)] = "all-linear"
+    """Layers with adapters: "all-linear", names, or one name (a regular expression)."""
+    modules_to_save: Annotated[tuple[str, ...], BeforeValidator(_modules)] = ()
+    """Layers trained as a whole beside the adapters, such as lm_head."""
+    use_rslora: bool = False
+    """Scale by alpha / sqrt(r) (rsLoRA)."""
+    use_dora: bool = False
+    """Train the magnitude of each column as well (DoRA)."""
+    bias: Literal["none", "all", "lora_only"] = "none"
+    """Biases that are trained."""
+
+
+@checked
+class Training(Problems):
+    """What fine-tuning and reinforcement learning have in common."""
+
+    dataset: str
+    """Problems with answers, or with solutions to tune on: a file, a folder of
+    datasets.save_to_disk, a hub id (NAME:CONFIG@SPLIT), or generated ones ("arithmetic",
+    "word-sums", ...)."""
+    split: Annotated[str | None, Since(before=None)] = None
+    """Split of the data set, or a part of it, such as "train[:1000]"; of a file, "[:1000]"."""
+    exclude: Annotated[str, Since(before=NOTHING)] = OWN_TESTS
+    """Test problems to leave out of training, word for word or reworded: "tests" for those of the
+    recipe's evaluation, names of further test sets (amc23,aime24), or "none"."""
+    lr_scheduler_type: ToTrl[Schedule] = "linear"
+    """Learning-rate schedule."""
+    weight_decay: ToTrl[NonNegative] = 1e-3
+    """Weight decay of AdamW."""
+    lora: Annotated[Lora, Since(before=Lora(), same=_usual_lora)] = Lora()
+    """LoRA adapters beyond their rank: {target_modules: [q_proj, v_proj], use_rslora: true}."""
+    lora_r: LoraRank = 0
+    """Rank of LoRA adapters; 0 trains all weights."""
+    lora_alpha: LoraAlpha = None
+    """LoRA alpha: the adapters are scaled by alpha / r; 2 r when unset."""
+    logging_steps: ToTrl[_LogSteps] = 1
+    """Updates between lines of metrics.jsonl."""
+    save: Annotated[
+        Literal["merged", "adapter", "both"],
+        Neutral("what is written at the end; nothing is trained on it"),
+    ] = "merged"
+    """With LoRA: write the merged model to final/, the adapter alone, or the model with the adapter
+    in final/adapter."""
+    save_steps: _SaveSteps = 0
+    """Updates between checkpoints; 0 saves one only when the run is interrupted."""
+    save_total_limit: ToTrl[_SaveLimit] = 2
+    """Number of most recent checkpoints to keep."""
+
+
+@checked
+class SFTStage(Training):
+    """Supervised fine-tuning on worked solutions."""
+
+    learning_rate: ToTrl[LearningRate] = 2e-4
+    """Peak learning rate of AdamW."""
+    num_train_epochs: ToTrl[Positive] = 2.0
+    """Passes over the data; ignored when max-steps is positive."""
+    max_steps: ToTrl[Annotated[Integer, Extends()]] = -1
+    """Optimizer updates; -1 to train for num-train-epochs."""
+    per_device_train_batch_size: ToTrl[Count] = 8
+    """Sequences per micro-batch and device."""
+    gradient_accumulation_steps: ToTrl[Count] = 1
+    """Micro-batches per update."""
+    max_length: ToTrl[Count] = 2048
+    """Maximum length of prompt plus solution in tokens; longer sequences are truncated."""
+    warmup_steps: ToTrl[NonNegative] = 5
+    """Warm-up updates until the peak learning rate; a value below 1 is a share of all updates."""
+
+
+@checked
+class SFTSettings(SFTStage, Place):
+    """Supervised fine-tuning on worked solutions: teaches the answer format before RL."""
+
+    seed: Seed = 3407
+    """Random seed of the whole run."""
+
+
+@checked
+class RLStage(Training):
+    """Reinforcement learning with verified rewards under a policy-divergence constraint.
+
+    Defaults are those of the ATR-GRPO paper (its Table 4) where it states them.
+    """
+
+    method: ToEngine[Part] = cast("Part", "atr")
+    """The constraint: a name listed by `trustclip methods`, "package.module:Class", or a mapping of
+    `name` and hyper-parameters; --method.NAME VALUE sets a hyper-parameter."""
+    shadows: ToEngine[
+        Annotated[
+            Parts, Neutral("methods that only watch; the training is the same to the last bit")
+        ]
+    ] = cast("Parts", "")
+    """Methods that only watch, such as "atr, {name: clip, epsilon: 0.1}": what they would have
+    kept of the same tokens is in metrics.jsonl, `explain` and the report."""
+    reward: Rewards = "correct"
+    """1 for a correct final answer and 0 otherwise ("correct"); another built-in reward; a function
+    of your own, "file.py:function" or "package.module:function"; or a list of these, each
+    {name: ..., weight: ..., ARGUMENT: ...}. See docs/bring-your-own.md."""
+    reward_noise: Annotated[float, Field(ge=0, le=0.5), NUMBER] = 0.0
+    """Share of the answer rewards to invert; a repeated run inverts the same ones."""
+    overlong_cache: Whole = 0
+    """Tokens before max-completion-length in which DAPO's soft length penalty grows; 0 for none."""
+    max_prompt_length: Count | None = None
+    """Maximum prompt length in tokens; problems with a longer prompt are left out."""
+    max_completion_length: ToTrl[Count] = 1846
+    """Maximum completion length in tokens."""
+    num_generations: ToTrl[Annotated[int, Field(ge=2, le=10**9), NUMBER]] = 8
+    """Completions per problem: the group relative to which advantages are computed."""
+    per_device_train_batch_size: ToTrl[Count] = 8
+    """Completions per micro-batch and device."""
+    gradient_accumulation_steps: ToTrl[Count] = 4
+    """Micro-batches per update."""
+    steps_per_generation: ToTrl[Count | None] = None
+    """Micro-batches per generation of samples; gradient-accumulation-steps when unset."""
+    num_iterations: ToTrl[Count] = 2
+    """Passes over each generation. At 1, with the default above, the ratio is always 1: inert."""
+    allow_inert: ToEngine[bool] = False
+    """Train even if the constraint can never act."""
+    max_steps: ToTrl[Annotated[Count, Extends()]] = 1000
+    """Optimizer updates."""
+    learning_rate: ToTrl[LearningRate] = 5e-6
+    """Peak learning rate of AdamW."""
+    warmup_steps: ToTrl[NonNegative] = 0.1
+    """Warm-up updates until the peak learning rate; a value below 1 is a share of all updates."""
+    loss_type: ToTrl[Literal["grpo", "bnpo", "dr_grpo", "dapo", "luspo"]] = "dr_grpo"
+    """Aggregation of the loss, by TRL's name."""
+    scale_rewards: ToTrl[Literal["none", "group", "batch"]] = "none"
+    """Divide advantages by the standard deviation of the group or the batch, or not (Dr. GRPO)."""
+    beta: ToTrl[NonNegative] = 0.0
+    """Coefficient of the KL divergence to the initial policy."""
+    temperature: ToTrl[Positive] = 1.0
+    """Sampling temperature."""
+    top_p: ToTrl[UpToOne] = 1.0
+    """Nucleus-sampling mass; below 1, samples follow the policy used in the ratio with `replay`
+    alone."""
+    sampler: ToEngine[
+        Annotated[Sampler, Since(before=Sampler(), same=lambda value: as_sampler(value).exact)]
+    ] = Sampler()
+    """Sample from a rounded, quantised or older copy of the policy, to study a mismatch."""
+    replay: ToEngine[Annotated[bool, Since(before=False)]] = False
+    """Give every token its probability among those that the sampler could draw, where top-p or
+    top-k cut it off."""
+    candidates: ToEngine[Annotated[Whole | None, Since(before=None)]] = None
+    """Likeliest tokens of the sampler kept at each position, for `centered` and drift/*; 64 where
+    the method needs them, else none, when unset."""
+    server: ToEngine[Annotated[Weights, Since(before="none")]] = "none"
+    """Sample from a server with OpenAI's protocol: "reload" for a vLLM that takes the policy's
+    weights before each generation, "fixed" for one that keeps its own. See docs/sampler.md."""
+    server_url: ToEngine[
+        Annotated[str, Neutral("where the server is; what it samples from, `server` says")]
+    ] = "http://127.0.0.1:8000/v1"
+    """Address of that server, up to the version; the API key is read from OPENAI_API_KEY."""
+    brake: ToEngine[Brake] = Brake()
+    """Scale an update's learning rate by the effective sample size of its completions (VCPO)."""
+    mask_truncated_completions: ToTrl[bool] = False
+    """Exclude completions that reached the length limit from the loss."""
+    lora_r: LoraRank = 32
+    """Rank of LoRA adapters; 0 trains all weights."""
+    use_vllm: ToTrl[bool] = False
+    """Generate with vLLM."""
+    gradient_checkpointing: ToTrl[bool] = False
+    """Recompute activations in the backward pass to save memory."""
+    save_async: ToEngine[Annotated[bool, Neutral("whether training waits for a checkpoint")]] = (
+        False
+    )
+    """Write checkpoints while training goes on, from a copy of the state in CPU memory."""
+    save_to: ToEngine[Annotated[str | None, Neutral("where checkpoints are copied to")]] = None
+    """URL to which each checkpoint is copied (s3://bucket/folder); see docs/distributed.md."""
+    tokens_every: Annotated[
+        Whole, Neutral("how often tokens are recorded; nothing is trained on them")
+    ] = 10
+    """Record the completions of one in this many updates, token by token; 0 records none."""
+    tokens_completions: Annotated[Count, Neutral("how many completions that records")] = 8
+    """Maximum number of completions recorded per update, in the folder "tokens"."""
+    tokens_megabytes: Annotated[Positive, Neutral("how much space that takes")] = 16.0
+    """Maximum space of all tokens recorded in a run."""
+    sink: Annotated[
+        Literal["none", "trackio", "tensorboard", "wandb", "mlflow"],
+        Neutral("where metrics are copied to"),
+    ] = "none"
+    """Experiment tracker that gets the metrics in addition to metrics.jsonl."""
+    trl: Passthrough = field(default_factory=dict)
+    """Any other field of TRL's GRPOConfig; on the command line as --trl.NAME VALUE."""
+
+
+@checked
+class RLSettings(RLStage, Place):
+    """Reinforcement learning with verified rewards under a policy-divergence constraint.
+
+    Defaults are those of the ATR-GRPO paper (its Table 4) where it states them.
+    """
+
+
+@checked
+class EvalStage(Problems):
+    """Evaluation: Mean@K and Pass@K."""
+
+    tasks: str
+    """Comma-separated problem sets: names (amc23, aime24, gsm8k@test), files, or generated ones
+    ("arithmetic", "word-sums", "letter-counts", "digit-sums")."""
+    data_dir: Path | None = None
+    """Folder with NAME*.jsonl files, searched before the hub."""
+    k: Count = 8
+    """Samples per problem."""
+    reward: Annotated[Rewards, Since(before="correct")] = "correct"
+    """What counts as right: the verifier's answer check ("correct"), or a reward of your own that
+    returns 0 or 1 ("file.py:function"); of a list, the first decides, and the mean of each further
+    one is reported. See docs/bring-your-own.md."""
+    temperature: NonNegative = 0.3
+    """Sampling temperature; 0 for greedy decoding."""
+    top_p: UpToOne = 0.95
+    """Nucleus-sampling mass."""
+    max_tokens: Count = 32768
+    """Maximum completion length in tokens; at most what the model's context leaves."""
+    batch_size: Count = 64
+    """Completions generated at once."""
+
+
+@checked
+class EvalSettings(EvalStage, Place):
+    """Evaluation: Mean@K and Pass@K with intervals clustered by problem."""
+
+    model: str
+    """Folder or hub id of the model, "tiny" or "small"; with backend openai, the served name."""
+    output_dir: Annotated[Path, Neutral("where the files of the run are written")]
+    """Run directory: samples.jsonl holds every completion, summary.json the scores."""
+    seed: Seed = 0
+    """Seed of the sampling; the same seed, problems and batch size give the same samples."""
+    backend: Literal["transformers", "vllm", "openai"] = "transformers"
+    """What runs the model: Transformers or vLLM in this process, or an OpenAI-compatible server."""
+    base_url: str = "http://127.0.0.1:8000/v1"
+    """Address of the server (openai); the API key is read from OPENAI_API_KEY."""
+    concurrency: Count = 16
+    """Maximum number of concurrent requests (openai)."""
+    vllm: Annotated[dict[str, Any], Dotted(), Since(before={})] = field(default_factory=dict)
+    """Arguments of vLLM's engine by its own names (tensor-parallel-size, max-model-len, dtype); on
+    the command line as --vllm.NAME VALUE."""
+
+
+#: The prompt when none is set: work in steps, then the answer.
+STEP_BY_STEP = Prompt(
+    system="Solve the problem in short steps, one a line. End with the answer alone.", answer="any"
+)
+
+
+@checked
+class TrySettings(Problems):
+    """A few completions of a model before anything is trained: prompt, answer, reward, speed.
+
+    MODEL is a folder or hub id of a model; or a recipe (.yaml), to try its training.
+    """
+
+    model: Argument[Annotated[str, Metavar("MODEL|RECIPE")]]
+    """Folder or hub id of the model, "tiny", "small" or "smollm2"; or a recipe file."""
+    dataset: str
+    """Problems with answers: a file, a hub id, or generated ones ("word-sums")."""
+    split: str | None = None
+    """Split of the data set, or a part of it, such as "train[:1000]"; of a file, "[:1000]"."""
+    n: Count = 8
+    """Number of completions."""
+    each: Count = 2
+    """Completions per problem; a group with equal rewards would teach nothing."""
+    prompt_style: Style = "plain"
+    """Format of the prompt that presents a problem to the model."""
+    prompt: Prompt = STEP_BY_STEP
+    """A system message and a template of your own, in place of the style's."""
+    reward: Rewards = "correct"
+    """Reward of a completion: the answer check ("correct"), or one of your own."""
+    max_tokens: Count = 256
+    """Maximum completion length in tokens."""
+    temperature: Positive = 1.0
+    """Sampling temperature; 1 is what training samples with."""
+    top_p: UpToOne = 1.0
+    """Nucleus-sampling mass."""
+    seed: Seed = 0
+    """Random seed of problems and samples."""
+    dtype: Dtype = "auto"
+    """Precision in which the model is loaded; "auto" is bfloat16 on a GPU and float32 on a CPU."""
+
+    @property
+    def training(self) -> RLStage:
+        """An RL stage on the same problems, with the same prompts and rewards."""
+        own = ("dataset", "split", "columns", "prompt_style", "prompt", "reward", "top_p")
+        return RLStage(
+            **{name: getattr(self, name) for name in own},
+            limit=self.limit or -(-self.n // self.each),
+            max_bad_rows=self.max_bad_rows,
+            max_completion_length=self.max_tokens,
+            temperature=self.temperature,
+        )
+
+
+@checked
+class InitSettings(Problems):
+    """Write a first recipe, with comments, and print its dry run and the next commands.
+
+    On a terminal it asks for what is missing.
+    """
+
+    file: Argument[Path] = Path("recipe.yaml")
+    """The recipe to write; it must not exist."""
+    model: str | None = None
+    """Folder or hub id of the model, "tiny" or "smollm2"."""
+    dataset: str | None = None
+    """Problems with answers: a file, a hub id, or generated ones ("word-sums")."""
+    tests: str | None = None
+    """Problems to evaluate on; when unset the last tenth of a file, the test split of a hub data
+    set, or other generated ones."""
+    prompt_style: Style = "plain"
+    """Format of the prompt that presents a problem to the model."""
+    prompt: Prompt = STEP_BY_STEP
+    """A system message and a template of your own, in place of the style's."""
+    method: Part = cast("Part", "atr")
+    """The constraint; see trustclip methods."""
+    reward: Rewards = "correct"
+    """Reward of a completion: the answer check ("correct"), or one of your own."""
+    sft: bool = True
+    """Fine-tune on worked solutions first, if the data have them."""
+    seed: Seed = 0
+    """Random seed of the run."""
+
+    @property
+    def training(self) -> RLStage:
+        """An RL stage on these problems, to load them and to make their prompts."""
+        own = ("columns", "prompt_style", "prompt", "method", "reward", "limit", "max_bad_rows")
+        return RLStage(dataset=self.dataset or "", **{name: getattr(self, name) for name in own})
+
+
+@checked
+class RecipeEval(EvalStage):
+    """Evaluation of a recipe: before, during and after training."""
+
+    every: Whole = 0
+    """Updates between evaluations; 0 to evaluate only before and after training."""
+
+
+@checked
+class Recipe(Place):
+    """A whole experiment in one file: SFT, then RL with evaluations, from one seed."""
+
+    name: Annotated[str, Neutral("a title, for people")]
+    """Name of the experiment."""
+    sft: SFTStage | None = None
+    """Fine-tuning before RL; none when omitted."""
+    rl: RLStage
+    """Reinforcement learning."""
+    eval: RecipeEval | None = None
+    """Evaluations; none when omitted."""
+
+
+@checked
+class DemoSettings:
+    """A small policy learns under a constraint, on a laptop CPU, in minutes.
+
+    The policy is a tiny one, trained from scratch, or the pretrained SmolLM2.
+    """
+
+    model: Literal["tiny", "smollm2"] = "tiny"
+    """Policy: "tiny", 0.4 million parameters, one minute; or "smollm2", the pretrained
+    SmolLM2-135M-Instruct, about ten minutes."""
+
+    method: Part = cast("Part", "atr")
+    """The constraint: a name listed by `trustclip methods`, "package.module:Class", or a mapping of
+    `name` and hyper-parameters; --method.NAME VALUE sets a hyper-parameter."""
+    seed: Seed = 0
+    """Random seed of the whole run."""
+    sampler: Sampler = Sampler()
+    """Sample from a rounded, quantised or older copy of the policy."""
+    output_dir: Path | None = None
+    """Run directory; runs/demo-METHOD-seedSEED when unset."""
+    generations: Count | None = None
+    """Number of generations, each of 16 updates: 6 of 256 samples with "tiny" and 8 of 64 with
+    "smollm2" when unset."""
+    test_problems: Count | None = None
+    """Number of held-out problems evaluated before and after training: 128 with "tiny" and 64 with
+    "smollm2" when unset."""
+
+
+#: Sections of a recipe and the classes that check them.
+SECTIONS: dict[str, type] = {"sft": SFTStage, "rl": RLStage, "eval": RecipeEval}
+#: Commands that write a run directory, and the class of what is in its config.yaml.
+OF_COMMAND: dict[str, type] = {
+    "sft": SFTSettings,
+    "rl": RLSettings,
+    "eval": EvalSettings,
+    "run": Recipe,
+}

@@ -1,0 +1,201 @@
+"""Runs as Slurm jobs, by submitit.
+
+submitit asks Slurm's accounting (sacct) what has become of a job. Many clusters keep none, so the
+controller is asked here (squeue), and accounting only for the reason of an end.
+"""
+
+import os
+import shutil
+import subprocess
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import submitit  # pyright: ignore[reportMissingImports]  # an extra
+from submitit.core.utils import FailedJobError  # pyright: ignore[reportMissingImports]
+
+from trustclip.support.jsonl import write_text
+from trustclip.support.text import one_line
+from trustclip.train.suite.launchers.base import RemoteRun, Resources, attend, clear
+from trustclip.train.suite.launchers.local import GRACE_SECONDS
+
+#: States of a job that has ended; one with any other, also one that is new to us, has not.
+ENDED = {
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "REVOKED", "TIMEOUT"),
+}
+HOURS = 24.0
+#: Seconds between two questions to Slurm's controller, each about all jobs of the suite.
+EVERY = 10.0
+#: Seconds that Slurm has to answer one.
+PATIENCE = 60.0
+
+
+class Queue:
+    """What Slurm's controller says of the user's jobs."""
+
+    def __init__(self) -> None:
+        self._states: Mapping[str, str] = {}
+        self._look, self._at = 0, -EVERY
+        self._missing: dict[str, int] = {}
+        self._warned = False
+
+    def state(self, job: str) -> str | None:
+        """State of a job now; None of one that the controller does not know (any more)."""
+        answer = _output_of("squeue", "--noheader", "--states=all", f"--user={os.getuid()}",
+                       "--format=%i %T")  # fmt: skip
+        self._states = dict(line.split(maxsplit=1) for line in answer.splitlines() if line.strip())
+        self._look, self._at = self._look + 1, time.monotonic()
+        return self._states.get(job)
+
+    def end(self, job: str) -> str | None:
+        """How a job without a result has ended; None while it may still write one.
+
+        It has ended where two looks, `EVERY` seconds apart, found it ended or gone: a new job
+        appears a little late, and so does a result that another machine has written.
+        """
+        if time.monotonic() - self._at >= EVERY:
+            try:
+                self.state(job)
+            except ValueError as error:  # nothing is known to have ended
+                self._at = time.monotonic()
+                if not self._warned:
+                    warnings.warn(f"{error}; asking again every {EVERY:g} s.", stacklevel=2)
+                self._warned = True
+                return None
+        state = self._states.get(job)
+        if state is not None and state not in ENDED:
+            self._missing.pop(job, None)
+            return None
+        if self._look == self._missing.setdefault(job, self._look):
+            return None
+        return state if state and state != "COMPLETED" else _accounted_state(job) or state or "gone"
+
+
+def _accounted_state(job: str) -> str | None:
+    """State of a job in the cluster's accounting; None where it keeps none."""
+    try:
+        lines = _output_of("sacct", "--noheader", "--allocations", "--parsable2", "--format=State",
+                      f"--jobs={job}").splitlines()  # fmt: skip
+    except ValueError:
+        return None
+    return lines[0].strip() if lines else None
+
+
+def _output_of(*command: str) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ValueError(f"Slurm does not answer: {one_line(str(error))}") from error
+    if done.returncode:
+        raise ValueError(f"Slurm does not answer: {one_line(done.stderr.strip())}")
+    return done.stdout
+
+
+class Slurm:
+    """One Slurm job per run.
+
+    Jobs outlive the suite: the next call finds those that still wait or run, by ``slurm/job.txt``
+    in the run directory. The cluster is submitit's name of the executor; ``"local"`` runs jobs as
+    processes.
+    """
+
+    def __init__(self, resources: Resources, cluster: str = "slurm") -> None:
+        if cluster == "slurm" and (shutil.which("sbatch") is None or shutil.which("srun") is None):
+            raise ValueError(
+                "--on slurm finds no sbatch and srun here: run it where jobs are submitted."
+            )
+        self._resources, self._cluster = resources, cluster
+        self._queue = Queue() if cluster == "slurm" else None
+
+    def start(self, folder: Path, command: Sequence[str], slot: int) -> RemoteRun:
+        """Submit the run, or find the job of an earlier call."""
+        folder = folder.resolve()
+        earlier = self._earlier(folder / "slurm")
+        if earlier is not None:
+            return RemoteRun(folder, _Job(earlier, self._queue), reattached=True)
+        clear(folder)
+        executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=self._cluster)
+        executor.update_parameters(**self._parameters(folder.name))
+        try:
+            job = executor.submit(attend, folder, command, Path.cwd(), self._resources.cpus)
+        except FailedJobError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise ValueError(f"Slurm rejected the job of {folder.name}: {reason}") from error
+        write_text(folder / "slurm" / "job.txt", job.job_id)
+        return RemoteRun(folder, _Job(job, self._queue))
+
+    def close(self) -> None:
+        """Nothing to release: the jobs belong to Slurm."""
+
+    def _earlier(self, folder: Path) -> Any | None:
+        try:
+            job_id = (folder / "job.txt").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        if self._queue is None:
+            return None
+        job: Any = submitit.SlurmJob(folder=folder, job_id=job_id)
+        # A job with a result is over, though Slurm may report it only later.
+        if job.paths.result_pickle.exists():
+            return None
+        state = self._queue.state(job_id)
+        return None if state is None or state in ENDED else job
+
+    def _parameters(self, name: str) -> dict[str, Any]:
+        resources = self._resources
+        minutes = max(1, round(60 * (resources.hours or HOURS)))
+        parameters: dict[str, Any] = {
+            "name": name,
+            "timeout_min": minutes,
+            "gpus_per_node": resources.gpus,
+            "cpus_per_task": resources.cpus,
+            "slurm_signal_delay_s": int(min(GRACE_SECONDS, 30 * minutes)),
+        }
+        if resources.partition is not None:
+            parameters["slurm_partition"] = resources.partition
+        if resources.extra:
+            parameters["slurm_additional_parameters"] = dict(resources.extra)
+        return parameters
+
+
+class _Job:
+    def __init__(self, job: Any, queue: Queue | None) -> None:
+        self._job, self._queue = job, queue
+        self._end: str | None = None
+        self.name = f"job {job.job_id}"
+
+    def done(self) -> bool:
+        if self._queue is None:
+            return self._job.done()
+        if self._result():
+            return True
+        self._end = self._queue.end(self._job.job_id)
+        return self._end is not None
+
+    def _result(self) -> bool:
+        """Whether the job has left one, also on a file system of the network that remembers."""
+        folder = self._job.paths.folder
+        with suppress(OSError):
+            folder.chmod(folder.stat().st_mode)
+        return self._job.paths.result_pickle.exists()
+
+    def result(self) -> int | None:
+        if self._end is not None:
+            raise LostJobError(
+                f"{self.name} left Slurm's queue without a result "
+                f"({self._end if self._end != 'gone' else 'cancelled, killed or lost'})"
+            )
+        return self._job.result()
+
+    def cancel(self) -> None:
+        self._job.cancel()
+
+
+class LostJobError(Exception):
+    """A job ended without a word of its worker."""

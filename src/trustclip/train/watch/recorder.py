@@ -1,0 +1,347 @@
+"""A run directory for training from Python: `Recorder`, a callback of TRL's trainers.
+
+The recipes write their directories with the same parts, so that ``trustclip report``, ``explain``,
+``compare`` and ``tokens`` read both alike.
+"""
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from trustclip.constraints.schedule import Schedule
+from trustclip.engines.trl.passthrough import changes_nothing
+from trustclip.engines.trl.recording.tokens import Pieces, Plan, TokenSampler
+from trustclip.logs.answers import score_rows, scores
+from trustclip.logs.given import answer_rows
+from trustclip.logs.names import SAMPLING_ENTROPY
+from trustclip.support.jsonl import append_jsonl, read_jsonl, scan
+from trustclip.support.marks import Trl, marked
+from trustclip.support.terminal import Terminal, warn
+from trustclip.train.durable.lock import only_process
+from trustclip.train.runs.directory import RunDirectory
+from trustclip.train.settings.stages import RLStage, SFTStage
+from trustclip.train.watch.callbacks import FirstCompletions
+from trustclip.train.watch.completions import Completions, problem_of
+from trustclip.train.watch.guards import Guards, Notice
+
+#: Settings of a trainer that are at the top of ``config.yaml``, as in a recipe; others in ``trl``.
+_TOP_LEVEL = {*marked(SFTStage, Trl), *marked(RLStage, Trl), "output_dir", "seed"} - {"method"}
+#: Points of a stock trainer's checkpoints in the files of rows.
+_CURSORS = "cursors.jsonl"
+
+#: Locks of this process by folder: a notebook's cell that is run again replaces its recorder.
+_locks: dict[Path, contextlib.ExitStack] = {}
+
+
+class _Folder(RunDirectory):
+    """A run directory named in Python, not by an option."""
+
+    elsewhere = "folder"
+
+
+class Recorder(TrainerCallback):
+    """Records training from Python in a run directory, for the commands that read one.
+
+    Give it to `ConstrainedGRPOTrainer` in ``callbacks``; a stock `trl.GRPOTrainer` that has it
+    needs `trustclip.engines.trl.observe` as well. It changes nothing in the training. Of several
+    ranks the first writes what belongs to all. A training that is continued (`train_durably`, or
+    ``resume_from_checkpoint`` of a stock trainer) goes on in its folder, where rows after its
+    checkpoint are cut off. What `Guards` notice is recorded and printed.
+
+    Args:
+      path: the folder, new or of the training that is continued.
+      tokens_every: record completions of one in this many updates, token by token; 0: of none.
+      tokens_completions: maximum number of completions recorded per update.
+      tokens_megabytes: maximum space of all recorded tokens.
+
+    Raises:
+      ValueError: (when the trainer is made, or training begins) the folder holds another run, or
+        one that this training does not continue.
+
+    Example:
+      ``ConstrainedGRPOTrainer(..., callbacks=[trustclip.Recorder("runs/mine")]).train()``
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        tokens_every: int = 10,
+        tokens_completions: int = 8,
+        tokens_megabytes: float = 16.0,
+    ) -> None:
+        self.path = Path(path)
+        self._tokens = (tokens_every, tokens_completions, tokens_megabytes)
+        self._console = Terminal(stderr=True)
+        self._run: RunDirectory | None = None
+        self._trainer: Any = None
+        self._guards: Guards | None = None
+
+    @property
+    def run(self) -> RunDirectory:
+        """The run directory.
+
+        Raises:
+          ValueError: no trainer has it yet.
+        """
+        if self._run is None:
+            raise ValueError(
+                "this recorder belongs to no trainer that it can record: give it to "
+                "ConstrainedGRPOTrainer in `callbacks`, or call observe(trainer) on the stock "
+                "trainer that has it."
+            )
+        return self._run
+
+    def attach(self, trainer: Any) -> None:
+        """Record this trainer; a `ConstrainedGRPOTrainer` calls it, and `observe` does.
+
+        Raises:
+          ValueError: it records another trainer, or the folder holds a run with other settings.
+        """
+        if self._trainer is not None:
+            raise ValueError(f"the recorder of {self.path} has a trainer; make one for each.")
+        _lock(self.path)
+        self._run = run = _Folder.resumed(self.path, "rl", settings_of(trainer))
+        self._trainer = trainer
+        self._guards = Guards(notifier(run, self._console))
+        trainer.recorder = Completions(run, self._guards.report, _Problems(run))
+        if hasattr(trainer, "journal"):
+            trainer.journal = self
+
+    # -- a journal of `trustclip.train.durable.trainer.Durable` ------------------------------------------
+
+    def cursor(self) -> dict[str, Any]:
+        """Extents of the files that grow, once they are safely on disk."""
+        return self.run.cursor()
+
+    def rewind(self, cursor: Mapping[str, Any]) -> None:
+        """Cut the files that grow back to a `cursor`.
+
+        Raises:
+          ValueError: nothing would be left of a finished run.
+        """
+        extent = cursor.get("metrics.jsonl", 0)
+        size = extent if isinstance(extent, int) else extent["bytes"]
+        if self.run.summary.get("finished") and not self._has_training(size):
+            raise ValueError(
+                f"{self.path} holds a finished run, and there is no checkpoint to continue it "
+                "from; choose another folder."
+            )
+        self.run.rewind(cursor)
+
+    # -- callbacks of the trainer ------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Continue the folder, or refuse it, before the first update."""
+        run = self.run
+        assert self._guards is not None
+        if run.leads and state.global_step:
+            if not hasattr(self._trainer, "journal"):
+                self.rewind(self._cursor_of(state.global_step))
+        elif run.leads:
+            if self._has_training():
+                raise ValueError(
+                    f"{self.path} already holds a run, which this training does not continue; "
+                    "choose another folder, or continue its checkpoints (train_durably, or "
+                    "resume_from_checkpoint of a stock trainer)."
+                )
+            run.rewind(run.cursor())  # all of it: nothing was trained
+        self._guards.on_train_begin(args, state, control)
+        if run.leads:
+            self._guards.replay(run.logged())
+        FirstCompletions(run, self._console, self._trainer).on_train_begin(args, state, control)
+        if self._tokens[0]:
+            sampler = token_sampler(self._trainer, self._tokens, state.max_steps, run)
+            self._trainer.token_sampler = sampler
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Remember where the files end; `Durable` has that in its checkpoints."""
+        if self.run.leads and not hasattr(self._trainer, "journal"):
+            row = {"step": state.global_step, "cursor": self.cursor()}
+            append_jsonl(self.path / _CURSORS, [row])
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Write a row, and let the guards check it."""
+        if not logs or "train_runtime" in logs:
+            return
+        numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
+        self.run.log({"stage": "rl", "step": state.global_step, **numbers})
+        assert self._guards is not None
+        self._guards.on_log(args, state, control, logs=numbers)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Write the summary, and print where the run is."""
+        assert self._guards is not None
+        finished = not getattr(self._trainer, "stopped_early", False)
+        notices = self._guards.summary()["notices"]
+        self.run.summarize(
+            {
+                "command": "rl",
+                "method": self._trainer.method.to_dict(),
+                "finished": finished,
+                "training": outcome(state.log_history),
+                "notices": notices,
+            }
+        )
+        if self.run.leads:
+            warnings = f", with {len(notices)} warning{'s' * (len(notices) > 1)}" if notices else ""
+            text = f"recorded{warnings}; to read it: trustclip explain {self.path}"
+            self._console.print(text, highlight=False, soft_wrap=True)
+
+    # -- evaluations -------------------------------------------------------------------------------
+
+    def evaluation(
+        self, task: str, answers: Mapping[Any, Sequence[Any]] | Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Record an evaluation of the policy as it is now.
+
+        Args:
+          task: name of the problem set.
+          answers: K answers to each problem: ``{problem: [1, 0, ...]}`` with 1 for a right answer,
+            or rows with ``id`` and ``correct`` and, where known, ``response``, ``gold``,
+            ``extracted``, ``tokens`` and ``truncated``.
+
+        Returns:
+          Mean@K and Pass@K with 95 % intervals; see `trustclip.logs.answers.scores`.
+
+        Raises:
+          ValueError: no answers, an outcome that is not 0 or 1, or problems with unequal numbers
+            of answers.
+        """
+        rows = answer_rows(task, answers)
+        step = 0 if self._trainer is None else self._trainer.state.global_step
+        result = scores(rows)
+        if self.run.leads:
+            self.run.sample({"stage": "eval", "step": step, **row} for row in rows)
+            for row in score_rows(result, step):
+                self.run.log(row)
+        return result
+
+    def _has_training(self, size: float = math.inf) -> bool:
+        """Whether the first bytes of the metrics are of a training run that has begun."""
+        metrics = self.path / "metrics.jsonl"
+        lines = scan(metrics) if metrics.exists() else ()
+        rows = (line.row for line in lines if line.offset < size)
+        return any(row is not None and row.get("stage") == "rl" for row in rows)
+
+    def _cursor_of(self, step: int) -> dict[str, Any]:
+        """The cursor of a stock trainer's checkpoint.
+
+        Raises:
+          ValueError: this folder was not there when the checkpoint was written.
+        """
+        path = self.path / _CURSORS
+        for row in reversed(list(read_jsonl(path)) if path.exists() else []):
+            if row["step"] == step:
+                return row["cursor"]
+        raise ValueError(
+            f"{self.path} has no record of the checkpoint after update {step}; record into the "
+            "folder that this training began with, or choose a new trainer and folder."
+        )
+
+
+class _Problems:
+    """Records each problem of the data set when it is first sampled for."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run, self._ids = run, set[str]()
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        fresh = {p.id: p for p in map(problem_of, rows) if p.id not in self._ids}
+        self._ids |= fresh.keys()
+        if fresh:
+            self._run.problems(fresh.values())
+
+
+def notifier(run: RunDirectory, console: Any) -> Notice:
+    """The function that records what a guard notices, and prints it."""
+
+    def notice(step: int, name: str, text: str) -> None:
+        run.notice(step, name, text)
+        warn(console, f"warning at update {step}: {text}")
+
+    return notice
+
+
+def token_sampler(
+    trainer: Any, budget: tuple[int, int, float], updates: int, run: RunDirectory
+) -> TokenSampler:
+    """Records a sample of a run's completions token by token.
+
+    ``budget``: updates per recorded one, maximum number of its completions, megabytes in total.
+    """
+    args = trainer.args
+    every, completions, megabytes = budget
+    schedule = Schedule(
+        int(args.steps_per_generation or 1), args.num_iterations, args.gradient_accumulation_steps
+    )
+    plan = Plan(
+        every,
+        completions,
+        int(megabytes * 2**20),
+        updates=updates,
+        per_generation=schedule.updates_per_generation,
+        seed=args.seed,
+    )
+    samples = args.per_device_train_batch_size * args.steps_per_generation * args.world_size
+    prompts = samples // args.num_generations
+    return TokenSampler(
+        plan, args.num_generations, prompts, Pieces(trainer.processing_class), run.tokens
+    )
+
+
+def outcome(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Means over the logged rows: the values of the last updates alone are too noisy.
+
+    Example:
+      >>> outcome([{"reward": 0.5, "entropy": 1.0}, {"reward": 1.0}])
+      {'mean_reward': 0.75, 'mean_entropy': 1.0}
+    """
+    whole = any(row.get(SAMPLING_ENTROPY) is not None for row in history)
+    entropy = SAMPLING_ENTROPY if whole else "entropy"
+    keys = {"reward": "reward", "gated": "trustclip/gated", "entropy": entropy}
+    columns = {
+        name: [row[key] for row in history if row.get(key) is not None]
+        for name, key in keys.items()
+    }
+    return {f"mean_{name}": sum(c) / len(c) for name, c in columns.items() if c}
+
+
+def settings_of(trainer: Any) -> dict[str, Any]:
+    """The settings of a trainer of TRL, laid out as a recipe's in ``config.yaml``."""
+    args = trainer.args
+    values = args.to_dict()
+    name = getattr(trainer.model.config, "_name_or_path", "") or trainer.model.config.model_type
+    rewards = zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)
+    other = {key: value for key, value in _changed_settings(args, values) if key not in _TOP_LEVEL}
+    settings = {
+        "model": name,
+        "method": trainer.method.to_dict(),
+        **{key: values[key] for key in sorted(_TOP_LEVEL) if values.get(key) is not None},
+        "rewards": {key: round(weight, 9) for key, weight in rewards},
+        "trl": other,
+    }
+    return json.loads(json.dumps(settings, default=str))
+
+
+def _changed_settings(args: Any, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Settings of TRL's that are not the default and that results may depend on."""
+    for name, field in type(args).__dataclass_fields__.items():
+        neutral = changes_nothing(name) or name.startswith("method") or name not in values
+        if not neutral and field.default != getattr(args, name) and values[name] is not None:
+            yield name, values[name]
+
+
+def _lock(path: Path) -> None:
+    """Hold a folder until the process ends, or another recorder of it takes over."""
+    folder = path.resolve()
+    if folder in _locks:
+        _locks.pop(folder).close()
+    stack = contextlib.ExitStack()
+    stack.enter_context(only_process(folder))
+    _locks[folder] = stack

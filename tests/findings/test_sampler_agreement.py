@@ -1,0 +1,397 @@
+"""Why a sampler differs: causes simulated on a transformer's own logits, told by their patterns."""
+
+import copy
+import json
+import math
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from trustclip.constraints.sampler import Pairs
+from trustclip.engines.trl.recording.mismatch import Mismatch
+from trustclip.findings.facts import FEWEST_TOKENS as FEWEST
+from trustclip.findings.mismatch.agreement import compare
+from trustclip.train.runs.directory import RunDirectory
+from trustclip.train.settings.stages import DemoSettings
+from trustclip.train.watch.callbacks import FirstCompletions
+
+ROWS, TIME, PROMPT = 40, 48, 6
+
+
+@cache
+def model() -> Any:
+    from trl_runs import fresh_model
+
+    made, _ = fresh_model()
+    with torch.no_grad():  # sharper than at initialisation: mean entropy 1.2 nats, from 0 to 4
+        made.lm_head.weight.mul_(7)
+        made.model.embed_tokens.weight = torch.nn.Parameter(made.lm_head.weight / 7)
+    return made.eval()
+
+
+@cache
+def contexts(first: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(5, 250, (ROWS, TIME), generator=generator)
+    ids[:, :PROMPT] = (ids[:, :PROMPT] + first) % 250
+    return ids
+
+
+@cache
+@torch.no_grad()
+def logits(of: Any = None, prompt: int = 0) -> Tensor:
+    """[tokens, vocabulary], after the prompt."""
+    z = (of or model())(contexts(prompt)).logits.float()
+    return z[:, PROMPT:].flatten(0, 1)
+
+
+def logp(z: Tensor, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Tensor:
+    """The distribution of a sampler, renormalised."""
+    z = z / temperature
+    if top_k:
+        z = z.masked_fill(z < z.topk(top_k).values[:, -1:], -math.inf)
+    if top_p < 1:
+        ordered, index = z.softmax(-1).sort(descending=True)
+        keep = torch.zeros_like(z, dtype=torch.bool)
+        z = z.masked_fill(~keep.scatter(1, index, ordered.cumsum(-1) - ordered < top_p), -math.inf)
+    return z.log_softmax(-1)
+
+
+def pairs(drawn_from: Tensor, said: Tensor, trainer: Tensor) -> Pairs:
+    """Tokens drawn from one distribution, as the sampler reports and the trainer scores them."""
+    token = drawn_from.exp().multinomial(1, generator=torch.Generator().manual_seed(2))
+    a, b = trainer.gather(1, token)[:, 0], said.gather(1, token)[:, 0]
+    known = b.isfinite()
+    return Pairs(
+        trainer=a[known],
+        sampler=b[known],
+        entropy=-(trainer.exp() * trainer.clamp(min=-1e4)).sum(-1)[known],
+        position=torch.arange(TIME - PROMPT).repeat(ROWS)[known],
+        token=token[known, 0],
+    )
+
+
+def cast(dtype: torch.dtype) -> Any:
+    return copy.deepcopy(model()).to(dtype)
+
+
+def quantised() -> Any:
+    made = copy.deepcopy(model())
+    for p in made.parameters():
+        if p.dim() == 2:
+            scale = p.data.abs().amax(1, keepdim=True).clamp(min=1e-9) / 127
+            p.data = (p.data / scale).round() * scale
+    return made
+
+
+def adapted() -> Any:
+    """What the trainer has and the sampler has not: a low-rank change of every projection."""
+    made, generator = copy.deepcopy(model()), torch.Generator().manual_seed(3)
+    for name, p in made.named_parameters():
+        if "proj" in name:
+            a, b = (torch.randn(n, 4, generator=generator) for n in p.shape)
+            p.data += 0.1 * p.data.std() * a @ b.T
+    return made
+
+
+def noisy(z: Tensor, size: float, seed: int = 4) -> Tensor:
+    """Logits with noise: what half precision makes, most on improbable tokens."""
+    return z + size * torch.randn(z.shape, generator=torch.Generator().manual_seed(seed))
+
+
+def routed(z: Tensor, share: float, size: float) -> Tensor:
+    """Half precision, and other experts at a share of the places."""
+    flipped = torch.rand(len(z), 1, generator=torch.Generator().manual_seed(5)) < share
+    return torch.where(flipped, noisy(z, size, seed=6), noisy(z, 0.15))
+
+
+def padded(z: Tensor) -> Tensor:
+    """With 64 more rows of an output head that nobody trained."""
+    return torch.cat([z, torch.zeros(len(z), 64)], dim=-1).log_softmax(-1)
+
+
+def test_the_exact_sampler() -> None:
+    z = logp(logits())
+    found = compare(pairs(z, z, z))
+    assert found.cause == "none" and found.harmless and "to the bit" in found.text
+
+
+@pytest.mark.parametrize("sampler", [torch.bfloat16, torch.float16, "int8"], ids=str)
+def test_symmetric_small_noise_is_precision(sampler) -> None:
+    made = quantised() if sampler == "int8" else cast(sampler)
+    said = logp(logits(made))
+    found = compare(pairs(said, said, logp(logits())))
+    assert found.cause == "precision" and found.harmless, found.text
+
+
+@pytest.mark.parametrize("size", [0.04, 0.14, 0.16])
+def test_half_precision_of_a_real_engine_is_named_and_training_goes_on(size) -> None:
+    """vLLM in bfloat16 was 0.032 to 0.038 nats from its trainer, p95 0.11, sd 0.05."""
+    said = logp(noisy(logits(), size))
+    seen = pairs(said, said, logp(logits()))
+    d = seen.trainer - seen.sampler
+    if size > 0.1:
+        assert 0.03 < d.abs().mean() < 0.045 and 0.04 < d.std() < 0.085
+        improbable = seen.trainer < math.log(0.1)
+        assert d[improbable].abs().mean() > 2 * d[seen.trainer > math.log(0.5)].abs().mean()
+    found = compare(seen)
+    assert found.cause == "precision" and found.harmless, found.text
+    assert "half precision" in found.title and "bfloat16" in found.text
+    assert "alike" not in found.text.partition("Training")[0]
+
+
+@pytest.mark.parametrize("size", [0.25, 0.35])
+def test_noise_below_a_tenth_of_a_nat_is_never_other_weights(size) -> None:
+    said = logp(noisy(logits(), size))
+    found = compare(pairs(said, said, logp(logits())))
+    assert found.cause == "precision" and found.harmless, found.text
+    assert "more than half precision" in found.text and "updates old" in found.text
+
+
+@pytest.mark.parametrize(("share", "size"), [(0.06, 1.0), (0.08, 1.5), (0.03, 2.0)])
+def test_experts_routed_differently_are_a_tail(share, size) -> None:
+    said = logp(routed(logits(), share, size))
+    found = compare(pairs(said, said, logp(logits())))
+    assert found.cause == "tail", found.text
+    assert "mixture of experts" in found.text and "not noise on all tokens" in found.text
+
+
+@pytest.mark.parametrize(("share", "scale"), [(0.06, 0.4), (0.08, 0.5), (0.02, 0.4), (0.05, 0.8)])
+@pytest.mark.parametrize("noise", [3e-3, 0.05])
+def test_a_tail_drawn_without_a_model(share, scale, noise) -> None:
+    """Exponential jumps of either sign on normal noise, at the sizes of published reports."""
+    g = torch.Generator().manual_seed(1)
+    n = 4000
+    jump = torch.empty(n).exponential_(1 / scale, generator=g).clamp(max=2.8)
+    jump *= torch.rand(n, generator=g).sub(0.5).sign() * (torch.rand(n, generator=g) < share)
+    trainer = -torch.empty(n).exponential_(1.0, generator=g)
+    d = noise * torch.randn(n, generator=g) * (1 - trainer.exp()) + jump
+    found = compare(Pairs(trainer, trainer - d))
+    assert found.cause == "tail" and found.harmless == (d.abs().mean() <= 0.05), found.text
+    assert (share, scale) != (0.06, 0.4) or noise > 0.01 or found.harmless
+
+
+@pytest.mark.parametrize("options", [{"top_p": 0.95}, {"top_p": 0.9}, {"top_k": 5}], ids=str)
+def test_half_precision_hides_no_truncation(options) -> None:
+    plain, said = logp(logits()), logp(noisy(logits(), 0.2), **options)
+    found = compare(pairs(said, said, plain))
+    assert found.cause == "truncation" and not found.harmless, found.text
+    if options == {"top_p": 0.95}:  # as many tokens on either side, but not by as much
+        assert "have the mean 0.9" in found.text and "in place of 1" in found.text
+
+
+@pytest.mark.parametrize("temperature", [0.6, 0.8, 1.3])
+def test_half_precision_hides_no_temperature(temperature) -> None:
+    said = logp(noisy(logits(), 0.15), temperature=temperature)
+    found = compare(pairs(said, said, logp(logits())))
+    assert found.cause == "temperature" and not found.harmless, found.text
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.6, 0.8, 0.95, 1.2, 1.5])
+@pytest.mark.parametrize("undone", [True, False], ids=["sampler scales", "trainer scales"])
+def test_a_temperature_is_recognised_and_estimated(temperature, undone) -> None:
+    plain, scaled = logp(logits()), logp(logits(), temperature=temperature)
+    said, trainer = (scaled, plain) if undone else (plain, scaled)
+    found = compare(pairs(scaled, said, trainer))
+    relative = temperature if undone else 1 / temperature
+    assert found.cause == "temperature" and not found.harmless, found.text
+    told = found.text.partition("about ")[2].partition(" times")[0]
+    if told:
+        assert float(told) == pytest.approx(relative, rel=0.15)
+    else:  # too far for an estimate
+        assert ("well below" if relative < 1 else "well above") in found.text
+    assert bool(told) == (temperature > 0.7)
+
+
+@pytest.mark.parametrize("options", [{"top_p": 0.9}, {"top_p": 0.7}, {"top_k": 5}], ids=str)
+@pytest.mark.parametrize("noise", [0.0, 0.003])
+def test_a_truncated_sampler_finds_every_token_likelier(options, noise) -> None:
+    plain, said = logp(logits()), logp(logits(), **options)
+    errors = torch.randn(said.shape, generator=torch.Generator().manual_seed(3))
+    found = compare(pairs(said, said + noise * errors, plain))
+    assert found.cause == "truncation" and not found.harmless, found.text
+    if "top_p" in options and not noise:
+        told = float(found.text.partition("top_p of about ")[2].partition(",")[0])
+        assert told == pytest.approx(options["top_p"], abs=0.02)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.7}, {"top_p": 0.8}], ids=str)
+def test_samples_that_are_sharper_than_anybody_says(options) -> None:
+    """Drawn from one distribution, reported and scored under another: no difference shows it."""
+    plain = logp(logits())
+    found = compare(pairs(logp(logits(), **options), plain, plain))
+    assert found.cause == "none" and not found.harmless
+    assert "likelier than the trainer's entropy says" in found.text
+    assert found.title.startswith("drawn from")
+
+
+def test_rows_of_padding_in_the_sampler() -> None:
+    z = logits()
+    found = compare(pairs(logp(z), padded(z), logp(z)))
+    assert found.cause == "padding" and not found.harmless, found.text
+
+
+def test_rows_of_padding_in_the_trainer_look_like_a_truncated_sampler_and_the_text_says_so() -> (
+    None
+):
+    z = logits()
+    found = compare(pairs(logp(z), logp(z), padded(z)))
+    assert found.cause == "truncation" and "rows of padding" in found.text
+
+
+def test_adapters_that_the_sampler_does_not_have() -> None:
+    said = logp(logits())
+    found = compare(pairs(said, said, logp(logits(adapted()))))
+    assert found.cause == "weights" and "LoRA" in found.text, found.text
+
+
+def test_weights_some_updates_old() -> None:
+    """A sampler that no update has reached: far on what was trained, near elsewhere."""
+    made = copy.deepcopy(model())
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.01)
+    for rows in contexts().chunk(4)[:3]:
+        made(rows, labels=rows).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    said = logp(logits())
+    seen = pairs(said, said, logp(logits(made)))
+    assert (seen.trainer - seen.sampler).abs().mean() > 0.1
+    found = compare(seen)
+    assert found.cause in ("weights", "tail") and not found.harmless, found.text
+
+
+def test_another_prompt() -> None:
+    """The sampler has read other first tokens, as with another chat template."""
+    said = logp(logits(prompt=17))
+    found = compare(pairs(said, said, logp(logits())))
+    assert found.cause in ("prompt", "weights") and "prompt" in found.text, found.text
+
+
+def test_another_model_finds_the_text_improbable() -> None:
+    said = logp(logits().roll(3, dims=0))  # of other contexts altogether
+    found = compare(pairs(said, said, logp(logits())))
+    assert found.cause == "prompt" and not found.harmless, found.text
+
+
+def test_a_few_huge_outliers_are_tokens_and_not_the_model() -> None:
+    z = logp(logits())
+    seen = pairs(z, z, z)
+    broken = seen.sampler.clone()
+    broken[[5, 80, 900]] -= torch.tensor([9.0, 12.0, 15.0])
+    token = seen.token
+    assert token is not None
+    token[[5, 80, 900]] = 77
+    found = compare(Pairs(seen.trainer, broken, seen.entropy, seen.position, token))
+    assert found.cause == "outliers" and "3 tokens" in found.text, found.text
+    assert "token 77 (3 times)" in found.text
+
+
+def test_too_few_tokens_are_refused() -> None:
+    few = -torch.ones(FEWEST - 1)
+    with pytest.raises(ValueError, match=f"at least {FEWEST} tokens, got {FEWEST - 1}"):
+        compare(Pairs(few, few))
+
+
+# What users see
+
+
+def test_before_the_first_update_a_run_records_the_verdict_once(tmp_path, capsys) -> None:
+    z = logp(logits())
+    for said, notices in ((z, 0), (logp(logits(), temperature=0.7), 1)):
+        run = RunDirectory(tmp_path / str(notices), "demo", DemoSettings())
+        first = begun(run)
+        assert first is not None
+        first(Pairs(z[:3, 0], z[:3, 0]))  # too few to judge: the next ones may do
+        first(pairs(said, said, z))
+        assert [row["stage"] for row in run.logged()] == ["sampler", *["notice"] * notices]
+        assert begun(run, run.cursor()) is None  # resumed after a checkpoint of these rows
+        again = begun(run)  # resumed before the first checkpoint: the rows are cut off
+        assert again is not None and not run.logged()
+        again(pairs(said, said, z))
+        assert len(run.logged()) == 1 + notices
+    assert "temperature" in capsys.readouterr().out
+
+
+def begun(run: RunDirectory, cursor: Any = None) -> Any:
+    """What listens to the first completions of a training that begins after a cut."""
+    from rich.console import Console
+
+    trainer = SimpleNamespace(mismatch=Mismatch())
+    first = FirstCompletions(run, Console(), trainer)
+    run.rewind(cursor or {})
+    first.on_train_begin(None, None, None)
+    return trainer.mismatch.listener
+
+
+def test_a_listener_that_reads_rows_before_they_are_cut_is_stopped(tmp_path) -> None:
+    run = RunDirectory(tmp_path, "demo", DemoSettings())
+    with pytest.raises(RuntimeError, match="read back after `rewind`"):
+        run.logged()
+    run.rewind({})
+    assert run.logged() == []
+
+
+def test_doctor_on_recorded_completions(tmp_path, capsys) -> None:
+    from trustclip.cli.main import main
+
+    z = logp(logits())
+    seen = pairs(logp(logits(), temperature=0.7), logp(logits(), temperature=0.7), z)
+    assert seen.entropy is not None
+    file = tmp_path / "seen.jsonl"
+    half = len(seen.trainer) // 2
+    rows = [
+        {
+            "logp_old": seen.trainer[part].tolist(),
+            "logp_rollout": seen.sampler[part].tolist(),
+            "entropy": seen.entropy[part].tolist(),
+        }
+        for part in (slice(half), slice(half, None))
+    ]
+    rows[0]["logp_rollout"][0] = None
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["doctor", "--sampler", str(file)]) == 1
+    out = capsys.readouterr().out
+    assert "another temperature" in out and f"On {len(seen.trainer) - 1:,} tokens" in out
+    for row in rows:
+        row["logp_rollout"] = row["logp_old"]
+        del row["entropy"]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["doctor", "--sampler", str(file)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({"logprobs": [1.0]}, "no 'logp_old', got logprobs"),
+        ({"logp_old": [-1.0, -2.0], "logp_rollout": [-1.0]}, "lists of different lengths"),
+        ({"logp_old": [-1.0], "logp_rollout": [-1.0]}, "at least 50 tokens, got 1"),
+    ],
+    ids=["keys", "lengths", "few"],
+)
+def test_doctor_refuses_other_files(tmp_path, capsys, line, words) -> None:
+    from trustclip.cli.main import main
+
+    file = tmp_path / "seen.jsonl"
+    file.write_text(json.dumps(line) + "\n")
+    assert main(["doctor", "--sampler", str(file)]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_doctor_samples_the_first_completions_of_a_recipe(tmp_path, capsys) -> None:
+    from trustclip.cli.main import main
+
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        "name: t\nmodel: tiny\noutput_dir: " + str(tmp_path / "out") + "\n"
+        "rl: {dataset: arithmetic, limit: 64, prompt_style: plain, method: {name: clip},"
+        " max_completion_length: 16, num_generations: 8, per_device_train_batch_size: 16,"
+        " gradient_accumulation_steps: 1, steps_per_generation: 4, num_iterations: 1,"
+        " max_steps: 4, lora_r: 0}\n"
+    )
+    assert main(["doctor", "--sampler", str(recipe)]) == 0
+    assert "agree" in capsys.readouterr().out and not (tmp_path / "out").exists()

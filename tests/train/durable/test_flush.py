@@ -1,0 +1,197 @@
+"""What is flushed to the disk, and the store of checkpoints to the byte and at its edges."""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+
+from trustclip.support.flush import flush, flush_tree, flush_way
+from trustclip.train.durable.extents import Extents
+from trustclip.train.durable.store import CheckpointError, CheckpointStore
+
+
+@pytest.fixture
+def flushed(monkeypatch):
+    """Paths in the order in which they are flushed."""
+    paths: list[Path] = []
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        paths.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    return paths
+
+
+def test_flush_leaves_no_descriptor(tmp_path, flushed):
+    (tmp_path / "a").write_text("a")
+    before = os.listdir("/proc/self/fd")
+    for path in (tmp_path / "a", tmp_path):
+        flush(path)
+    assert flushed == [tmp_path / "a", tmp_path] and os.listdir("/proc/self/fd") == before
+
+
+def test_the_way_to_a_path_is_every_folder_above_it(tmp_path, flushed):
+    flush_way(tmp_path / "new")
+    assert flushed == [tmp_path, *tmp_path.parents]
+
+
+def test_the_way_of_a_relative_path(tmp_path, flushed, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flush_way(Path("run"))
+    assert flushed[0] == tmp_path and flushed[-1] == Path("/")
+
+
+def test_a_tree_with_its_own_name(tmp_path, flushed):
+    (tmp_path / "tree" / "deep").mkdir(parents=True)
+    for name in ("tree/a", "tree/deep/b"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "tree" / "link").symlink_to("nowhere")
+    flush_tree(tmp_path / "tree")
+    names = {"tree", "tree/a", "tree/deep", "tree/deep/b"}
+    assert {p.relative_to(tmp_path).as_posix() for p in flushed[:4]} == names
+    assert flushed[4:][0] == tmp_path
+
+
+def refusing(monkeypatch, code: int) -> None:
+    def refuse(_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_folders_that_are_not_ours(tmp_path, monkeypatch, code):
+    """Where we may not write, nothing of ours is new; where we may, a refusal is a failure."""
+    refusing(monkeypatch, code)
+    with pytest.raises(OSError, match=os.strerror(code)):
+        flush_way(tmp_path / "run")
+    for missing in (os.R_OK, os.W_OK):
+        monkeypatch.setattr(os, "access", lambda _, mode, missing=missing: not mode & missing)
+        flush_way(tmp_path / "run")
+    with pytest.raises(OSError, match=os.strerror(code)):
+        flush(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("code", "passes"),
+    [(errno.EINVAL, True), (errno.ENOTSUP, True), (errno.EIO, False), (errno.ENOSPC, False)],
+)
+def test_file_systems_that_flush_no_folders(tmp_path, monkeypatch, code, passes):
+    refusing(monkeypatch, code)
+    for ours in (True, False):
+        monkeypatch.setattr(os, "access", lambda *_, ours=ours: ours)
+        if passes:
+            flush_way(tmp_path / "run")
+        else:
+            with pytest.raises(OSError, match=os.strerror(code)):
+                flush_way(tmp_path / "run")
+    with pytest.raises(OSError, match=os.strerror(code)):
+        flush(tmp_path)
+
+
+def test_an_extent_reads_each_byte_once(tmp_path, flushed):
+    path, extents = tmp_path / "rows", Extents()
+    path.write_bytes(b"one\n")
+    first = extents.of(path)
+    path.write_bytes(b"ONE\ntwo\n")  # the first four bytes are not read again
+    with path.open("r+b") as file:
+        file.write(b"one\n")
+    assert extents.of(path)["bytes"] == 8 and first["bytes"] == 4
+    assert flushed == [path, path]
+    extents.restore(path, first)
+    assert path.read_bytes() == b"one\n" and extents.of(path) == first
+    path.write_bytes(b"two\n")
+    with pytest.raises(ValueError, match="has changed since the checkpoint: its first 4 bytes"):
+        extents.restore(path, first)
+    path.write_bytes(b"one")
+    with pytest.raises(ValueError, match="has lost lines since the checkpoint: 4 bytes then, 3"):
+        extents.restore(path, first)
+
+
+# Bytes and edges of the store ---------------------------------------------------------------------
+
+
+def test_the_manifest_to_the_byte(tmp_path):
+    store = CheckpointStore(tmp_path / "a" / "b" / "run")
+    assert store.origin(lambda: {"rows": 3}) == {"rows": 3}
+    origin = json.loads((store.folder / "start.json").read_text())
+    assert re.fullmatch("[0-9a-f]{16}", origin["run"]) and origin["cursor"] == {"rows": 3}
+    with store.writing(7) as folder:
+        (folder / "z").mkdir()
+        (folder / "z" / "b").write_text("B")
+        (folder / "a").write_text("")
+    digest = hashlib.sha256(b"B").hexdigest()
+    empty = hashlib.sha256(b"").hexdigest()
+    assert (store.path(7) / "manifest.json").read_text() == (
+        '{\n "files": {\n  "a": {\n   "bytes": 0,\n   "sha256": "' + empty + '"\n  },\n'
+        '  "z/b": {\n   "bytes": 1,\n   "sha256": "' + digest + '"\n  }\n },\n'
+        ' "origin": {\n  "cursor": {\n   "rows": 3\n  },\n  "run": "' + origin["run"] + '"\n },\n'
+        ' "schema": 1,\n "step": 7\n}\n'
+    )
+
+
+def test_begin_makes_its_folders_and_clears_an_earlier_attempt(tmp_path):
+    store = CheckpointStore(tmp_path / "deep" / "run")
+    (store.begin(3) / "old").write_text("old")
+    assert list(store.begin(3).iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["link to a folder", "link to nothing", "file"])
+def test_what_only_has_the_name_of_a_checkpoint_is_removed(tmp_path, kind):
+    store = CheckpointStore(tmp_path / "run", keep=1)
+    store.origin(dict)
+    (tmp_path / "precious").mkdir()
+    odd = store.path(9)
+    if kind == "file":
+        odd.write_text("")
+    else:
+        odd.symlink_to(tmp_path / ("precious" if "folder" in kind else "nowhere"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with store.writing(8) as folder:
+            (folder / "a").write_text("a")
+    assert sorted(p.name for p in store.folder.iterdir()) == ["start.json", "step-000008"]
+    assert (tmp_path / "precious").is_dir()
+
+
+def test_remains_that_cannot_be_removed_stop_nobody(tmp_path, monkeypatch):
+    store = CheckpointStore(tmp_path)
+    store.begin(3)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("busy")
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    store.clean()
+
+
+def test_errors_name_the_file_and_what_is_left(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(CheckpointError) as error:
+        CheckpointStore(tmp_path / "run").origin(dict)
+    start = f"error while writing {tmp_path / 'run' / 'start.json'}: "
+    assert str(error.value).startswith(start)
+    assert str(error.value).endswith("; there is no checkpoint.")
+
+
+def test_an_extent_of_a_missing_file_and_of_many_blocks(tmp_path, monkeypatch):
+    path, extents = tmp_path / "rows", Extents()
+    with pytest.raises(ValueError, match="5 bytes then, 0 now"):
+        extents.restore(path, 5)
+    monkeypatch.setattr("trustclip.train.durable.extents._BLOCK", 4)
+    path.write_bytes(b"abcdef")
+    extent = extents.of(path)
+    assert extent == {"bytes": 6, "sha256": hashlib.sha256(b"abcdef").hexdigest()}
+    path.write_bytes(b"ABCDEF")
+    assert extents.of(path) == extent  # no byte is read twice
+    path.write_bytes(b"abcdefgh")
+    Extents().restore(path, extent)
+    assert path.read_bytes() == b"abcdef"

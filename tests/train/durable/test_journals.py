@@ -1,0 +1,153 @@
+"""Append-only files of a run on resume: cut back to the checkpoint, refused where damaged."""
+
+import hashlib
+import os
+
+import pytest
+
+from trustclip.logs.samples import shards
+from trustclip.support.jsonl import append_jsonl, read_jsonl, scan
+from trustclip.train.durable.extents import Extents
+from trustclip.train.problems.problem import Problem
+from trustclip.train.runs.directory import RunDirectory
+from trustclip.train.settings.stages import DemoSettings
+
+JOURNALS = ["metrics.jsonl", "samples.jsonl", "gates.jsonl", "problems.jsonl"]
+
+
+def recorded(path):
+    run = RunDirectory(path, "demo", DemoSettings())
+    run.problems([Problem(id="a", problem="1+1?", answer="2")])
+    for step in (1, 2):
+        run.log({"step": step, "reward": 0.5})
+        run.sample([{"step": step, "response": "2"}])
+        run.gates({"step": step, "shares": [0.0]})
+    return run
+
+
+def resumed(run):
+    return RunDirectory.resumed(run.path, "demo", DemoSettings())
+
+
+@pytest.mark.parametrize("name", JOURNALS)
+@pytest.mark.parametrize("where", ["first", "middle", "last"])
+def test_one_flipped_bit_before_the_checkpoint_is_refused(tmp_path, name, where):
+    run = recorded(tmp_path / "run")
+    cursor = run.cursor()
+    run.log({"step": 3})
+    path = run.path / name
+    content = bytearray(path.read_bytes())
+    size = cursor[name]["bytes"]
+    content[{"first": 0, "middle": size // 2, "last": size - 2}[where]] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name} has changed since the checkpoint"):
+        resumed(run).rewind(cursor)
+
+
+@pytest.mark.parametrize("name", JOURNALS)
+def test_rows_of_another_run_are_refused(tmp_path, name):
+    run, other = recorded(tmp_path / "run"), recorded(tmp_path / "other")
+    cursor = run.cursor()
+    content = (other.path / name).read_bytes().replace(b"1", b"9") + b"\n"
+    (run.path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name} has changed"):
+        resumed(run).rewind(cursor)
+
+
+def test_what_came_after_the_checkpoint_may_be_damaged(tmp_path):
+    run = recorded(tmp_path / "run")
+    cursor = run.cursor()
+    before = (run.path / "metrics.jsonl").read_bytes()
+    with (run.path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 3}\n\xff\x00')
+    run.problems([Problem(id="b", problem="1+2?", answer="3")])
+    again = resumed(run)
+    again.rewind(cursor)
+    assert (run.path / "metrics.jsonl").read_bytes() == before
+    assert [row["id"] for row in read_jsonl(run.path / "problems.jsonl")] == ["a", "b"]
+    assert again.cursor().keys() == cursor.keys()
+
+
+def test_checkpoints_of_the_first_release_hold_sizes_only(tmp_path):
+    run = recorded(tmp_path / "run")
+    cursor = {name: extent["bytes"] for name, extent in run.cursor().items()}
+    run.log({"step": 3})
+    resumed(run).rewind(cursor)
+    assert [row["step"] for row in read_jsonl(run.path / "metrics.jsonl")] == [1, 2]
+
+
+def test_an_extent_reads_each_byte_once_and_starts_again_after_a_cut(tmp_path, monkeypatch):
+    path, extents, content, read = tmp_path / "a.jsonl", Extents(), b"", []
+    new = hashlib.sha256
+
+    class Counting:
+        def __init__(self, before=b""):
+            self.made = new(before)
+
+        def update(self, block):
+            read.append(len(block))
+            self.made.update(block)
+
+        def digest(self):
+            return self.made.digest()
+
+        def hexdigest(self):
+            return self.made.hexdigest()
+
+    monkeypatch.setattr("trustclip.train.durable.extents.hashlib.sha256", Counting)
+    for number in range(5):
+        content += b"%d\n" % number * 1000
+        path.write_bytes(content)
+        extent = extents.of(path)
+        assert (extent["bytes"], extent["sha256"]) == (len(content), new(content).hexdigest())
+    assert sum(read) == 2 * len(content)  # by the hash of the whole and by that of a link
+    os.truncate(path, 7)
+    assert extents.of(path) == {"bytes": 7, "sha256": new(content[:7]).hexdigest()}
+
+
+def test_every_checkpoint_adds_a_link_to_the_chain_also_after_a_restart(tmp_path):
+    path, first = tmp_path / "a.jsonl", Extents()
+    path.write_bytes(b"one\n")
+    start = first.of(path)
+    path.write_bytes(b"one\ntwo\n")
+    extent = first.of(path)
+    assert "chain" not in start  # of one link: as the checkpoints of earlier releases
+    one = hashlib.sha256(b"one\n")
+    two = hashlib.sha256(one.digest() + b"two\n")
+    assert extent.get("chain") == [[4, one.hexdigest()], [8, two.hexdigest()]]
+    assert first.of(path) == extent  # nothing was added
+    path.write_bytes(b"one\ntwo\nlost\n")
+    again = Extents()
+    again.restore(path, start)
+    with path.open("ab") as file:
+        file.write(b"two\n")
+    assert again.of(path) == extent
+
+
+def test_a_line_stands_where_its_offset_says_behind_empty_lines(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\n\n  \n{"a": 2}\n\n{"a": ')
+    content = path.read_bytes()
+    for line in scan(path):
+        assert content[line.offset :].startswith(line.content)
+    append_jsonl(path, [{"a": 3}])  # cuts the torn line off, and nothing else
+    assert [row["a"] for row in read_jsonl(path)] == [1, 2, 3]
+
+
+def test_shards_are_read_in_the_order_they_were_written(tmp_path):
+    stems = ["samples", "samples-00001", "samples-00002", "samples-rank1", "samples-rank1-00001"]
+    for stem in reversed(stems):
+        (tmp_path / f"{stem}.jsonl").write_text("")
+    assert [path.stem for path in shards(tmp_path)] == stems
+
+
+@pytest.mark.parametrize("lost", ["metrics.jsonl", "samples.jsonl"])
+def test_nothing_is_cut_where_one_file_is_refused(tmp_path, lost):
+    run = recorded(tmp_path / "run")
+    cursor = run.cursor()
+    run.gates({"step": 3, "shares": [0.0]})
+    (run.path / lost).unlink()
+    before = (run.path / "gates.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=f"{lost} has lost lines"):
+        resumed(run).rewind(cursor)
+    assert (run.path / "gates.jsonl").read_bytes() == before

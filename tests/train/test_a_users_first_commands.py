@@ -1,0 +1,184 @@
+"""What a newcomer meets first: messages, help, folders, tables, and a run that did nothing."""
+
+import dataclasses
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.table import Table
+from synthetic_runs import Spec, make_run
+from test_recipe_files import GOOD
+
+from trustclip.cli.main import _message_of, main
+from trustclip.cli.options import help_of
+from trustclip.support.names import unknown
+from trustclip.support.terminal import Terminal, parts
+from trustclip.train.files import with_folder
+from trustclip.train.runs.progress import Stage
+from trustclip.train.settings.stages import EvalSettings, RLSettings, SFTSettings
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("recipes") / "mine.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(GOOD) | {"output_dir": "runs/mine", "seed": 0}))
+    return path
+
+
+def test_a_hint_is_a_likely_name_or_none():
+    assert "did you mean 'clip'" in unknown("method", "clop", ["atr", "clip", "bapo"])
+    assert unknown("command", "nosuch", ["bench", "run"]) == (
+        "unknown command 'nosuch'. Allowed: bench, run."
+    )
+
+
+def test_a_misspelt_field_of_trl_may_be_a_setting_of_the_recipe():
+    pytest.importorskip("trl")
+    from trustclip.engines.trl.passthrough import complaints
+
+    own = {"learning_rate", "use_vllm"}
+    found = dict(complaints({"learning_rte": 1, "use_vlm": True, "vllm_mode": "colocat"}, own))
+    assert "did you mean the recipe's own `rl.learning_rate`?" in found["learning_rte"]
+    assert "`rl.use_vllm`?" in found["use_vlm"]
+    assert found["vllm_mode"].endswith("Did you mean 'colocate'?")
+
+
+@pytest.mark.parametrize(
+    ("changes", "folder"),
+    [
+        ({}, None),
+        ({"rl.max_steps": 4}, None),
+        ({"seed": 0}, None),
+        ({"seed": 1}, "runs/mine-seed1"),
+        ({"method": "clip"}, "runs/mine-clip"),
+        ({"method": "clip", "method.epsilon": 0.1, "seed": 2}, "runs/mine-clip-epsilon0.1-seed2"),
+        ({"method": {"name": "clip", "epsilon": 0.3}}, "runs/mine-clip-epsilon0.3"),
+        ({"method": "my/own.py:Mine"}, "runs/mine-Mine"),
+        ({"method.delta": "{controller: target_gate, share: 0.02}"},
+         "runs/mine-atr-delta_controller_target"),
+        ({"seed": 1, "output_dir": "elsewhere"}, "elsewhere"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_another_method_or_seed_has_a_folder_of_its_own(recipe, changes, folder):
+    assert with_folder(recipe, changes).get("output_dir") == folder
+
+
+def test_a_method_that_the_file_states_itself_stays_in_its_folder(recipe):
+    stated = yaml.safe_load(recipe.read_text())["rl"]["method"]
+    assert "output_dir" not in with_folder(recipe, {"method": stated["name"]})
+    assert "output_dir" not in with_folder(recipe, {"method.delta": stated["delta"]})
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["run", "table3-tiny"], "is a suite, not a recipe: trustclip suite"),
+        (["suite", "tiny"], "is a recipe, not a suite: trustclip run"),
+    ],
+)
+def test_a_recipe_and_a_suite_are_told_apart(argv, words, capsys):
+    assert main(argv) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+
+
+def test_the_version_names_the_engines(capsys):
+    assert main(["--version"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names[:4] == ["trustclip", "torch", "trl", "verl"]
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (FileExistsError(17, "File exists", "x"), "x: File exists (a file is in the place"),
+        (PermissionError(13, "Permission denied", "x"), "x: Permission denied (choose a place"),
+        (OSError(28, "No space left on device"), "No space left on device (free some space"),
+        (IsADirectoryError(21, "Is a directory", "x"), "x: Is a directory (name a file"),
+    ],
+)
+def test_what_the_system_refuses_is_one_sentence(error, text):
+    said = _message_of(error)
+    assert said is not None and said.startswith(text) and "Errno" not in said
+
+
+@pytest.mark.parametrize("cls", [SFTSettings, RLSettings, EvalSettings])
+def test_help_begins_with_what_must_be_given(cls):
+    fields = dataclasses.fields(cls)
+    needed = {f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING}
+    said = help_of(cls, "command")
+    shown = [flag.replace("-", "_") for flag in re.findall(r"^  --([a-z-]+)", said, re.M)]
+    assert len(needed) == 3 and {*shown[:3]} == needed and said.count("(required)") == 3
+    assert said.count("usage:") == 1
+
+
+def test_help_shows_how_a_command_is_used(capsys):
+    with pytest.raises(SystemExit):
+        main(["eval", "--help"])
+    said = capsys.readouterr().out
+    assert "examples:" in said and "--preset tiny" in said
+    assert said.index("--model") < said.index("--batch-size")
+
+
+def test_a_wide_table_is_cut_into_parts_and_no_cell_is():
+    table = Table("score", "method", *(f"column {n}" for n in range(8)), box=None, pad_edge=False)
+    cells = [f"{n}.0 [{n}.1, {n}.2]" for n in range(8)]
+    table.add_row("Mean@8", "a-run-of-mine-with-a-name-that-is-far-too-long-for-a-terminal", *cells)
+    for width in (80, 60):
+        out = io.StringIO()
+        for part in parts(table, width, keys=2):
+            Terminal(file=out, width=width).print(part)
+        text = out.getvalue()
+        assert all(cell in text for cell in cells)
+        assert max(map(len, text.splitlines())) <= width and "…" not in text
+    assert [*parts(table, 400, keys=2)] == [table]
+
+
+def test_the_bar_of_a_narrow_terminal_shows_the_time_that_is_left():
+    out = io.StringIO()
+    console = Terminal(file=out, width=80, force_terminal=True, force_interactive=True)
+    row = {"reward": 0.902, "entropy": 0.056, "trustclip/gated": 0.049}
+    with Stage(console, "rl", 96) as stage:
+        stage.step(row | {"completions/mean_length": 126.7})
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).strip().splitlines()[-1]
+    assert re.search(r"1/96 (-|\d):(--|\d\d):(--|\d\d) reward 0\.902 ", plain), plain
+
+
+def without_updates_that_moved(folder: Path) -> Path:
+    """A made-up run in which every reward was equal: nothing of the gate is logged."""
+    run = make_run(folder, Spec({"name": "atr", "delta": 0.07}, steps=8))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        for key in [*row]:
+            if key.startswith("trustclip/") or key == "grad_norm":
+                del row[key]
+        if row.get("stage") == "rl":
+            row |= {"reward": 0.0, "frac_reward_zero_std": 1.0}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run
+
+
+def test_explain_of_a_run_that_could_not_move(tmp_path, capsys):
+    assert main(["explain", str(without_updates_that_moved(tmp_path / "run"))]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "in every group all rewards were equal" in said
+    assert "the policy did not move" in said and "Entropy fell" not in said
+    assert "In 100 % of groups" in said and "take problems that are solved sometimes" in said
+
+
+def test_explain_of_an_evaluation(tmp_path, capsys):
+    run = make_run(tmp_path / "run", Spec({"name": "atr", "delta": 0.07}, steps=8))
+    for name in ("config.yaml", "summary.json"):
+        load = yaml.safe_load if name.endswith("yaml") else json.loads
+        content = load((run / name).read_text())
+        content = {k: v for k, v in content.items() if k not in ("method", "rl")}
+        (run / name).write_text(json.dumps(content | {"command": "eval"}))
+    rows = (run / "metrics.jsonl").read_text().splitlines()
+    kept = [line for line in rows if json.loads(line)["stage"] == "eval"]
+    (run / "metrics.jsonl").write_text("\n".join(kept) + "\n")
+    assert main(["explain", str(run)]) == 0
+    assert "It has no constraint." in capsys.readouterr().out

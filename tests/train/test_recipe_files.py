@@ -1,0 +1,312 @@
+"""Recipe files: what is right loads and comes back, what is wrong is named, all of it at once."""
+
+import random
+import shlex
+import string
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+import trustclip as tc
+from trustclip.cli.arguments import parse
+from trustclip.support.names import nearest
+from trustclip.train.checks import schedule_of
+from trustclip.train.files import (
+    TINY_RECIPE,
+    as_mapping,
+    demo_recipe,
+    load_recipe,
+    load_yaml,
+    preset,
+)
+from trustclip.train.settings.stages import (
+    DemoSettings,
+    EvalSettings,
+    Recipe,
+    RecipeEval,
+    RLStage,
+    SFTStage,
+)
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+
+GOOD = """\
+name: good
+model: tiny
+output_dir: runs/good
+seed: 3
+sft: {dataset: arithmetic-primer, prompt_style: plain, max_steps: 8}
+rl:
+  dataset: arithmetic
+  prompt_style: plain
+  method: {name: atr, delta: 0.05}
+  per_device_train_batch_size: 16
+  gradient_accumulation_steps: 1
+  steps_per_generation: 4
+  num_iterations: 1
+  max_steps: 8
+  learning_rate: 5e-6
+eval: {tasks: arithmetic, prompt_style: plain, every: 4, k: 2}
+"""
+
+
+def written(tmp_path, text=GOOD):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    return path
+
+
+def changed(tmp_path, dotted, value):
+    content = yaml.safe_load(GOOD)
+    content["rl"]["learning_rate"] = 5e-6  # PyYAML reads YAML 1.1, where 5e-6 is text
+    *sections, last = dotted.split(".")
+    place = content
+    for section in sections:
+        place = place[section]
+    place[last] = value
+    return written(tmp_path, yaml.safe_dump(content))
+
+
+def errors_of(path, changes=None):
+    with pytest.raises(ValueError) as caught:
+        load_recipe(path, changes)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_shipped_recipes_load_and_let_the_constraint_act(path):
+    recipe = load_recipe(path)
+    assert not schedule_of(recipe.rl).inert
+    assert recipe.name == path.stem and recipe.eval is not None
+
+
+def test_the_tiny_experiment_is_one_file_and_demo_and_presets_are_made_from_it(tmp_path):
+    assert (RECIPES[0].parent / "tiny.yaml").read_bytes() == TINY_RECIPE.read_bytes()
+    tiny = load_recipe(TINY_RECIPE)
+    demo = demo_recipe(DemoSettings(seed=3, generations=2), tmp_path)
+    assert demo.eval is not None and demo.sft is not None and tiny.sft is not None
+    assert (demo.name, demo.seed, demo.rl.max_steps, demo.eval.every) == ("demo", 3, 32, 0)
+    same = {"max_steps": 96, "save_steps": tiny.rl.save_steps}
+    assert replace(demo.rl, **same) == tiny.rl
+    assert replace(demo.sft, save_steps=tiny.sft.save_steps) == tiny.sft
+    short = {"limit", "steps_per_generation", "max_steps", "learning_rate", "save_steps"}
+    values = preset("rl", "tiny")
+    made = RLStage(
+        **{name: values[name] for name in RLStage.__dataclass_fields__ if name in values}
+    )
+    differing = {name for name in vars(made) if getattr(made, name) != getattr(tiny.rl, name)}
+    assert differing == short
+
+
+def test_the_paper_recipe_has_the_values_of_its_table_4():
+    recipe = load_recipe(RECIPES[0].parent / "paper-qwen3-1.7b.yaml")
+    rl, evaluation = recipe.rl, recipe.eval
+    assert evaluation is not None and rl.max_prompt_length is not None
+    assert (rl.lora_r, rl.lora_alpha, rl.temperature, rl.learning_rate) == (32, 64, 1.0, 5e-6)
+    assert (rl.weight_decay, rl.per_device_train_batch_size) == (1e-3, 8)
+    assert (rl.gradient_accumulation_steps, rl.top_p, rl.num_generations, rl.beta) == (4, 1, 8, 0)
+    assert rl.max_prompt_length + rl.max_completion_length == 2048
+    assert (rl.max_steps, evaluation.every, evaluation.k) == (1000, 50, 8)
+    assert (evaluation.temperature, evaluation.max_tokens, evaluation.top_p) == (0.3, 32768, 0.95)
+    assert rl.method == tc.method("atr", delta=0.07)
+
+
+@pytest.mark.parametrize("path", [p for p in RECIPES if p.name.startswith("paper")], ids=str)
+def test_no_second_constraint_acts_in_a_recipe_of_the_paper(path):
+    stage = load_recipe(path).rl
+    assert stage is not None and stage.use_vllm
+    assert stage.trl["vllm_importance_sampling_correction"] is False
+
+
+@pytest.mark.parametrize("path", [p for p in RECIPES if p.name.startswith("paper")], ids=str)
+def test_the_command_for_figure_4_evaluates_as_the_recipe_does(path):
+    lines = [line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("#")]
+    first = next(i for i, line in enumerate(lines) if line.startswith("trustclip eval"))
+    argv = shlex.split(" ".join(lines[first : first + 2]))[2:]
+    given, recipe = parse(EvalSettings, argv, "eval"), load_recipe(path)
+    assert given.k == 128 and recipe.eval is not None
+    assert given.model == f"{recipe.output_dir}/final"
+    assert f"{given.output_dir} " in lines[first + 2]  # what the report is made of
+    for name in ("tasks", "prompt_style", "temperature", "top_p", "max_tokens", "reward"):
+        assert getattr(given, name) == getattr(recipe.eval, name), name
+
+
+def test_a_recipe_comes_back_from_what_it_writes(tmp_path):
+    recipe = load_recipe(written(tmp_path))
+    assert recipe.rl.learning_rate == 5e-6
+    again = tmp_path / "again.yaml"
+    again.write_text("command: run\n" + yaml.safe_dump(as_mapping(recipe)))
+    assert load_recipe(again) == recipe
+    assert as_mapping(load_recipe(again)) == as_mapping(recipe)
+
+
+def test_the_command_line_is_over_the_file(tmp_path):
+    path = written(tmp_path)
+    changes = {"method.delta": 0.1, "rl.max_steps": 12, "seed": 9, "trl.adam_beta2": 0.99}
+    recipe = load_recipe(path, changes)
+    assert (recipe.rl.method, recipe.rl.max_steps) == (tc.method("atr", delta=0.1), 12)
+    assert recipe.seed == 9
+    assert recipe.rl.trl == {"adam_beta2": 0.99}
+    assert load_recipe(path, {"method": "clip"}).rl.method == tc.method("clip")
+    assert load_recipe(path, {"method": "atr"}).rl.method == tc.method("atr", delta=0.05)
+    both = {"method.delta": 0.01, "method": {"name": "kl2", "side": "strict"}}
+    assert load_recipe(path, both).rl.method == tc.method("kl2", delta=0.01, side="strict")
+    assert load_recipe(path, {"sft": None}).sft is None
+
+
+@pytest.mark.parametrize(("given", "near"), [("tinny", "tiny"), ("smal", "small")])
+def test_a_built_in_model_that_is_misspelt_is_named(tmp_path, given, near):
+    told = errors_of(written(tmp_path, GOOD.replace("model: tiny", f"model: {given}")))
+    assert "a hub id owner/name, 'tiny' or 'small'" in told and f"Did you mean '{near}'?" in told
+
+
+def test_every_error_is_told_at_once_with_its_line_and_the_nearest_name(tmp_path):
+    text = GOOD.replace("model: tiny", "model: tinny").replace("max_steps: 8\n", "max_steps: 1.5\n")
+    text = text.replace("name: atr", "name: art").replace("every: 4", "evrey: 4")
+    told = errors_of(written(tmp_path, text), {"rl.learning_rat": 1})
+    assert "5 errors" in told
+    assert "command line: unknown key 'rl.learning_rat'; did you mean 'rl.learning_rate'?" in told
+    assert "line 2: no model 'tinny'" in told and "Did you mean 'tiny'?" in told
+    assert "line 9: unknown method 'art'; did you mean 'atr'?" in told
+    assert "line 14: `rl.max_steps` should be a valid integer" in told and "got 1.5" in told
+    assert "line 16: unknown key 'eval.evrey'; did you mean 'eval.every'?" in told
+
+
+#: A value that is wrong, and what the error must say of it.
+WRONG = [
+    ("rl.learning_rate", -1, "greater than 0, got -1"),
+    ("rl.learning_rate", float("nan"), "finite number"),
+    ("rl.learning_rate", float("inf"), "finite number"),
+    ("rl.learning_rate", [1e-6], "valid number"),
+    ("rl.learning_rate", "fast", "got 'fast'"),
+    ("rl.max_steps", 0, "greater than or equal to 1"),
+    ("rl.max_steps", 1.5, "valid integer"),
+    ("rl.max_steps", "ten", "valid integer"),
+    ("rl.max_completion_length", -5, "greater than or equal to 1"),
+    ("rl.num_generations", 1, "greater than or equal to 2"),
+    ("rl.num_generations", 0, "greater than or equal to 2"),
+    ("rl.num_generations", 6, "64 completions per generation is not a multiple"),
+    ("rl.per_device_train_batch_size", 0, "greater than or equal to 1"),
+    ("rl.gradient_accumulation_steps", 0, "greater than or equal to 1"),
+    ("rl.gradient_accumulation_steps", 4, "inert"),
+    ("rl.steps_per_generation", -1, "greater than or equal to 1"),
+    ("rl.num_iterations", 0, "greater than or equal to 1"),
+    ("rl.num_iterations", -2, "greater than or equal to 1"),
+    ("rl.temperature", 0, "greater than 0"),
+    ("rl.temperature", -1, "greater than 0"),
+    ("rl.top_p", 1.5, "less than or equal to 1"),
+    ("rl.top_p", 0, "greater than 0"),
+    ("rl.beta", -0.1, "greater than or equal to 0"),
+    ("rl.loss_type", "dapoo", "Did you mean 'dapo'?"),
+    ("rl.scale_rewards", "grup", "Did you mean 'group'?"),
+    ("rl.lr_scheduler_type", "linaer", "Did you mean 'linear'?"),
+    ("rl.reward", "corect", "did you mean 'correct'?"),
+    ("rl.prompt_style", "plian", "Did you mean 'plain'?"),
+    ("rl.sink", "wandbb", "Did you mean 'wandb'?"),
+    ("rl.dataset", "arithmetc", "arithmetic"),
+    ("rl.dataset", "nowhere/train.jsonl", "no folder"),
+    ("rl.dataset", 7, "valid string"),
+    ("rl.method", "clipp", "did you mean 'clip'?"),
+    ("rl.method", {"name": "atr", "delat": 0.1}, "did you mean 'delta'?"),
+    ("rl.method", {"name": "atr", "delta": -0.1}, "greater than 0"),
+    ("rl.method", {"name": "atr", "delta": "wide"}, "got 'wide'"),
+    ("rl.method", {"delta": 0.1}, "needs a `name`"),
+    ("rl.method", [0.1], "its name or a mapping"),
+    ("rl.method_args", [0.1], "valid dictionary"),
+    ("rl.method_args", {"delta": 0.1}, "leave out `method_args`"),
+    ("rl.trl", {"learning_rate": 1e-4}, "is a setting of the recipe: set `rl.learning_rate`"),
+    ("rl.trl", {"adam_beta22": 0.9}, "did you mean 'adam_beta2'?"),
+    ("rl.trl", {"adam_beta2": "high"}, "valid number"),
+    ("rl.trl", {"output_dir": "x"}, "set by the run itself"),
+    ("rl.max_stepz", 3, "did you mean 'rl.max_steps'?"),
+    ("rl.allow_inert", "perhaps", "valid boolean"),
+    ("rl.lora_r", -1, "greater than or equal to 0"),
+    ("rl.save_total_limit", 0, "greater than or equal to 1"),
+    ("rl", "all of it", "dictionary"),
+    ("sft.limit", 0, "greater than or equal to 1"),
+    ("sft.max_steps", 0, "must be positive or -1"),
+    ("sft.num_train_epochs", 0, "greater than 0"),
+    ("sft.dataset", "aime42", "did you mean"),
+    ("eval.tasks", "aime42", "did you mean 'aime25'"),
+    ("eval.tasks", " , ", "`tasks` is empty"),
+    ("eval.k", 0, "greater than or equal to 1"),
+    ("eval.every", -1, "greater than or equal to 0"),
+    ("eval.temperature", -0.3, "greater than or equal to 0"),
+    ("eval.data_dir", "no/such/folder", "is not a folder"),
+    ("model", "./no/such/model", "no model './no/such/model'"),
+    ("model", None, "valid string"),
+    ("seed", "zero", "valid integer"),
+    ("output_dir", 3, "path"),
+    ("evals", {}, "did you mean 'eval'?"),
+]
+
+
+@pytest.mark.parametrize(("where", "value", "told"), WRONG, ids=lambda x: str(x)[:40])
+def test_wrong_values_are_refused(tmp_path, where, value, told):
+    text = errors_of(changed(tmp_path, where, value))
+    assert told in text and "1 error:" in text
+    assert "errors.pydantic.dev" not in text
+
+
+def test_missing_keys_are_named(tmp_path):
+    told = errors_of(written(tmp_path, "name: x\nrl: {}\n"))
+    assert all(f"`{key}` is missing" in told for key in ("model", "output_dir", "rl.dataset"))
+    assert "holds no keys" in errors_of(written(tmp_path, "# nothing\n"))
+    assert "holds no keys" in errors_of(written(tmp_path, "- a\n- b\n"))
+
+
+def test_what_is_no_yaml_and_keys_that_stand_twice_are_refused(tmp_path):
+    assert ":3 is not YAML" in errors_of(written(tmp_path, "a: 1\nb: [1, 2\n\tc: 3"))
+    told = errors_of(written(tmp_path, GOOD.replace("  max_steps: 8", "  dataset: x", 1)))
+    assert "`rl.dataset` is given twice, first in line 7" in told
+    assert "is not YAML" in errors_of(written(tmp_path, "a: !!python/object/apply:os.system ['x']"))
+    assert "did you mean" in errors_of(written(tmp_path).with_name("recipes.yaml"))
+
+
+def test_numbers_are_those_of_yaml_1_2(tmp_path):
+    text = "a: 5e-6\nb: 1E5\nc: -2.5e3\nd: .5e1\ne: 1e5x\nf: 007\n"
+    content, lines = load_yaml(written(tmp_path, text))
+    assert content == {"a": 5e-6, "b": 1e5, "c": -2500.0, "d": 5.0, "e": "1e5x", "f": 7}
+    assert lines[("c",)] == 3
+
+
+def test_single_typos_find_their_way_back():
+    """Two hundred random edits of one character; the nearest name must be the one meant."""
+    draw = random.Random(0)
+    keys = {
+        prefix + name
+        for prefix, cls in (("rl.", RLStage), ("sft.", SFTStage), ("eval.", RecipeEval))
+        for name in cls.__dataclass_fields__
+        if len(name) > 1
+    } | set(Recipe.__dataclass_fields__)
+    found = 0
+    for _ in range(200):
+        key = draw.choice(sorted(key for key in keys if key.partition(".")[2] != "k"))
+        place = draw.randrange(key.rfind(".") + 1, len(key))
+        letter = draw.choice(string.ascii_lowercase)
+        typo = draw.choice(
+            [key[:place] + letter + key[place:], key[:place] + key[place + 1 :],
+             key[:place] + letter + key[place + 1 :]]
+        )  # fmt: skip
+        section = key.rpartition(".")[0]
+        family = [other for other in keys if other.rpartition(".")[0] == section]
+        found += typo in keys or nearest(typo, family) == key
+    assert found >= 190
+
+
+def test_the_deprecated_method_args_are_read_and_reported_once(tmp_path):
+    from trustclip.constraints import registry
+
+    old = GOOD.replace("{name: atr, delta: 0.05}", "atr\n  method_args: {delta: 0.05}")
+    assert old != GOOD
+    registry._warn_of_arguments.cache_clear()
+    with pytest.warns(DeprecationWarning, match="method_args") as caught:
+        assert load_recipe(written(tmp_path, old)) == load_recipe(written(tmp_path))
+        assert load_recipe(written(tmp_path, old), {"method": "clip"}).rl.method == tc.method(
+            "clip"
+        )
+    assert len([w for w in caught if "method_args" in str(w.message)]) == 1
+    wrong = old.replace("delta: 0.05", "dleta: 0.05")
+    assert "did you mean 'delta'?" in errors_of(written(tmp_path, wrong))

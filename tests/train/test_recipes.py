@@ -1,0 +1,171 @@
+"""Recipes from the command line to the run directory, with the tiny model."""
+
+import json
+import math
+
+import pytest
+from commands import trustclip
+
+from trustclip.support.jsonl import append_jsonl, read_jsonl, write_json
+from trustclip.train.models import save_model
+from trustclip.train.tiny import tiny_model
+
+
+def test_rl_writes_a_run_directory_that_others_can_load(tmp_path):
+    run, start = tmp_path / "run", tmp_path / "start"
+    save_model(*tiny_model(3), start)  # knows nothing, and learns from noise
+    args = ("rl", "--preset", "tiny", "--max-steps", "6", "--seed", "3", "--output-dir", str(run))
+    args += ("--model", str(start), "--reward-noise", "0.5")
+    done = trustclip(*args, "--method", "clip_higher", "--method.high", "0.3", "--save-steps", "3")
+    assert done.returncode == 0, done.stderr
+    assert "rl 6/6" in done.stdout and "gated" in done.stdout
+    rows = [row for row in read_jsonl(run / "metrics.jsonl") if row["stage"] == "rl"]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert all(math.isfinite(row["grad_norm"]) for row in rows)
+    assert max(row["grad_norm"] for row in rows) > 0
+    assert rows[1]["trustclip/off_policy"] > 0.5  # several updates per generation
+    samples = read_jsonl(run / "samples.jsonl")
+    assert len(samples) == 128 and {"id", "gold", "response", "reward", "step"} <= set(samples[0])
+    config = (run / "config.yaml").read_text()
+    assert "clip_higher" in config and "high: 0.3" in config
+    assert json.loads((run / "environment.json").read_text())["versions"]["trl"].startswith("1.")
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(run / "final")
+    assert model.config.model_type == "qwen3"
+    assert AutoTokenizer.from_pretrained(run / "final").chat_template
+    assert "| high | 0.3 |" in (run / "final/README.md").read_text()
+    again = trustclip(*args)  # other settings: --method was left out
+    assert again.returncode == 2 and "choose another --output-dir" in again.stderr
+
+
+def problems_file(path, solutions=True):
+    rows = [
+        {
+            "id": f"p{i}",
+            "problem": f"What is ${i} \\cdot 2$? Prüfe: {i}·2 = ?",
+            "answer": str(2 * i),
+        }
+        | ({"solution": f"Twice {i} is {2 * i}."} if solutions else {})
+        for i in range(40)
+    ]
+    append_jsonl(path, rows)
+    return path
+
+
+def test_real_text_through_sft_rl_and_eval(tmp_path):
+    data = problems_file(tmp_path / "train.jsonl")
+    with data.open("a") as file:
+        file.write('{"id": "bad", "problem": "no answer"}\n')
+    done = trustclip(
+        "sft", "--model", "tiny", "--dataset", str(data), "--output-dir", str(tmp_path / "sft"),
+        "--max-steps", "3", "--learning-rate", "1e-3",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "fine-tuned on" in (tmp_path / "sft/final/README.md").read_text()
+    bad = read_jsonl(tmp_path / "sft" / "quarantine.jsonl")
+    assert len(bad) == 1 and bad[0]["line"] == 41
+    done = trustclip(
+        "rl", "--model", str(tmp_path / "sft/final"), "--dataset", str(data), "--max-steps", "2",
+        "--output-dir", str(tmp_path / "rl"), "--per-device-train-batch-size", "8",
+        "--gradient-accumulation-steps", "1", "--num-iterations", "2", "--lora-r", "4",
+        "--max-completion-length", "12", "--prompt-style", "boxed", "--method", "full_kl",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    done = trustclip(
+        "eval", "--model", str(tmp_path / "rl/final"), "--tasks", f"{data},arithmetic", "--k", "2",
+        "--max-tokens", "8", "--limit", "3", "--output-dir", str(tmp_path / "eval"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "eval/summary.json").read_text())
+    assert set(summary["tasks"]) == {"train", "arithmetic"}
+    assert summary["average"]["mean@2"]["value"] == 0  # a tiny model, told as it is
+    assert summary["average"]["truncated"] > 0.5
+    assert summary["average"]["mean@2"]["high"] > 0.2  # and how little six problems say
+
+
+def test_reasoning_traces_are_filtered_as_in_the_notebook(tmp_path):
+    from dataclasses import replace
+
+    from trustclip.train.files import preset
+    from trustclip.train.problems.problem import Problem
+    from trustclip.train.settings.stages import SFTSettings
+    from trustclip.train.sft import format_examples
+    from trustclip.train.tiny import tiny_tokenizer
+
+    rows = [
+        Problem("short", "1+2", "3", "<think>Add.</think> So 3."),
+        Problem("proof", "Show it.", "shown", "Clear."),
+        Problem("long", "2+2", "4", "Again. " * 200),
+        Problem("second", "2+3", "5", "Add."),
+    ]
+    changes = {"dataset": "openmath_mini.jsonl", "limit": 1}
+    named = SFTSettings(**preset("sft", "tiny") | changes)
+    kept = format_examples(rows, tiny_tokenizer(), named)
+    assert [(p.id, p.solution) for p in kept] == [("short", "Add. So 3.")]
+    other = replace(named, dataset="mine.jsonl", limit=None)
+    assert len(format_examples(rows, tiny_tokenizer(), other)) == 4
+    with pytest.raises(ValueError, match="max_length = 256"):
+        format_examples(rows[2:3], tiny_tokenizer(), named)
+
+
+@pytest.mark.slow
+def test_the_demo_learns(tmp_path):
+    """Half the generations of the full demo: the gain must already be clear."""
+    run = tmp_path / "demo"
+    done = trustclip("demo", "--generations", "4", "--seed", "1", "--output-dir", str(run))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((run / "summary.json").read_text())
+    gain = summary["difference"]
+    assert gain["value"] >= 0.15 and gain["low"] > 0
+    length = {stage: summary[stage]["average"]["length"] for stage in ("initial", "final")}
+    assert length["final"] > length["initial"] + 5
+    rows = [row for row in read_jsonl(run / "metrics.jsonl") if row["stage"] == "rl"]
+    gated = [row["trustclip/gated"] for row in rows]
+    assert 0.005 < sum(gated) / len(gated) < 0.1
+    assert summary["finished"] and summary["method"]["name"] == "atr"
+    assert (run / "report.html").exists() and (run / "final/README.md").exists()
+
+
+def test_ctrl_c_saves_what_was_done(tmp_path):
+    import signal
+    import subprocess
+    import sys
+    import time
+
+    run = tmp_path / "run"
+    save_model(*tiny_model(), tmp_path / "model")
+    code = "import sys; from trustclip.cli.main import main; sys.exit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "rl", "--preset", "tiny", "--max-steps", "4000",
+         "--model", str(tmp_path / "model"), "--output-dir", str(run)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    metrics = run / "metrics.jsonl"
+    while process.poll() is None and not (
+        metrics.exists() and any(row["stage"] == "rl" for row in read_jsonl(metrics))
+    ):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate()
+    assert process.returncode == 0 and "the same command continues" in said
+    assert len([*(run / "checkpoints").glob("step-*")]) == 1
+    assert any(row["stage"] == "rl" for row in read_jsonl(metrics))
+
+
+def test_records_survive_a_torn_line_and_say_null_for_nan(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    append_jsonl(path, [{"a": float("nan"), "b": [1.5, float("inf")]}, {"a": 2}])
+    with path.open("ab") as file:
+        file.write('{"a": 3, "torn": "ü'.encode()[:-1])
+    assert read_jsonl(path) == [{"a": None, "b": [1.5, None]}, {"a": 2}]
+    path.unlink()
+    append_jsonl(path, [{"text": "one\u2028two\x85three"}])
+    assert read_jsonl(path) == [{"text": "one\u2028two\x85three"}]
+    path.write_text('{"a": 1}\nnot json\n{"a": 2}\n')
+    with pytest.raises(ValueError, match=":2 is not a JSON object"):
+        read_jsonl(path)
+    write_json(tmp_path / "x.json", {"k": {"v": 1}})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"k": {"v": 1}}
+    assert not list(tmp_path.glob("*.part"))

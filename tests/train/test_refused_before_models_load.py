@@ -1,0 +1,243 @@
+"""What would fail after hours of fine-tuning is refused before a model loads."""
+
+import importlib.util
+import json
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import pytest
+
+from trustclip.cli.main import main
+from trustclip.train.services import answers, unavailable
+
+#: Nothing answers on this port, which belongs to nobody.
+NOWHERE = "http://127.0.0.1:9"
+SHORT = ["--sft.max-steps", "1", "--rl.max-steps", "2", "--rl.limit", "64", "--eval.limit", "2"]
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """Number of models that were made or loaded."""
+    from transformers import Qwen3ForCausalLM
+
+    count: list[str] = []
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        count.append("loaded")
+        raise AssertionError("a model loads")
+
+    monkeypatch.setattr(Qwen3ForCausalLM, "__init__", refuse)
+    return count
+
+
+def package(name: str, monkeypatch: pytest.MonkeyPatch, **members: Any) -> None:
+    """Put a package in the place of one that need not be installed."""
+    module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None)
+    vars(module).update(members)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def run(tmp_path: Path, *more: str) -> int:
+    return main(["run", "tiny", *SHORT, "--output-dir", str(tmp_path / "run"), *more])
+
+
+@pytest.mark.parametrize("mode", [None, "offline", "disabled", "dryrun"])
+def test_an_offline_tracker_needs_no_login(monkeypatch, mode):
+    package("wandb", monkeypatch, login=lambda **_: False)
+    monkeypatch.setenv("WANDB_MODE", mode) if mode else monkeypatch.delenv("WANDB_MODE", False)
+    assert [*unavailable("wandb")] == []
+
+
+def test_a_tracker_without_login_is_refused(tmp_path, monkeypatch, capsys, loads):
+    package("wandb", monkeypatch, login=lambda **_: False)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    assert run(tmp_path, "--rl.sink", "wandb") == 2
+    assert "wandb has no API key: `wandb login`" in capsys.readouterr().err
+    rl = ["rl", "--preset", "tiny", "--sink", "wandb", "--output-dir", str(tmp_path / "run")]
+    assert main(rl) == 2 and "no API key" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists() and not loads
+    for login in (lambda **_: True, lambda: None):  # logged in; too old to be asked
+        package("wandb", monkeypatch, login=login)
+        assert [*unavailable("wandb")] == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
+def test_the_real_wandb_says_whether_it_has_a_key(tmp_path, monkeypatch):
+    for name in ("WANDB_API_KEY", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_MODE", "online")
+    assert [*unavailable("wandb")]  # asked without a prompt
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
+    assert not [*unavailable("wandb")]
+
+
+@pytest.mark.parametrize(
+    "sink, variable", [("mlflow", "MLFLOW_TRACKING_URI"), ("trackio", "TRACKIO_SERVER_URL")]
+)
+def test_a_tracker_s_server_that_does_not_answer(monkeypatch, sink, variable):
+    monkeypatch.delenv("TRACKIO_SPACE_ID", raising=False)
+    monkeypatch.setenv(variable, "http://me:secret@127.0.0.1:9")
+    (text,) = unavailable(sink)
+    assert f"no server answers at http://[redacted]@127.0.0.1:9 ({variable})" in text
+    monkeypatch.setenv(variable, "sqlite:///here.db")
+    assert [*unavailable(sink)] == []
+
+
+def test_a_reward_whose_constructor_fails(tmp_path, monkeypatch, capsys, loads):
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(
+        "class Listed:\n"
+        "    def __init__(self, path='none.txt'):\n"
+        "        self.words = open(path).read()\n"
+        "    def __call__(self, texts, **_):\n"
+        "        return [0.0 for _ in texts]\n"
+    )
+    for place in ("--rl.reward", "--eval.reward"):
+        assert run(tmp_path, place, "own.py:Listed") == 2
+        said = capsys.readouterr().err
+        assert "cannot make the reward 'own.py:Listed'" in said and "none.txt" in said
+        assert not (tmp_path / "run" / "sft").exists()
+    rl = ["rl", "--preset", "tiny", "--output-dir", str(tmp_path / "rl"), "--reward"]
+    assert main([*rl, "own.py:Listed"]) == 2 and not loads
+    # Nothing has begun: the corrected command takes the same folder, and goes on to the model.
+    Path("words.txt").write_text("a b")
+    with pytest.raises(AssertionError, match="a model loads"):
+        main([*rl, "{name: 'own.py:Listed', path: words.txt}"])
+    assert loads
+
+
+def test_a_reward_is_made_once_for_a_whole_run(tmp_path, monkeypatch):
+    from trustclip.support.terminal import Terminal
+    from trustclip.train.equipment import Equipment
+    from trustclip.train.runs.directory import RunDirectory
+    from trustclip.train.settings.stages import RLSettings
+
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(
+        "from pathlib import Path\n"
+        "class Noted:\n"
+        "    def __init__(self):\n"
+        "        Path('made').open('a').write('x')\n"
+        "    def __call__(self, texts, **_):\n"
+        "        return [0.0 for _ in texts]\n"
+        "    def close(self):\n"
+        "        Path('closed').open('a').write('x')\n"
+    )
+    from trustclip.support.consent import consent
+
+    with consent("own.py:Noted"):
+        settings = RLSettings(
+            model="tiny", dataset="arithmetic", output_dir=tmp_path / "r", reward="own.py:Noted"
+        )
+        run = RunDirectory(tmp_path / "r", "rl", settings)
+        with Equipment(settings, settings, run, Terminal()):
+            pass
+    assert Path("made").read_text() == Path("closed").read_text() == "x"
+
+
+class Waking(BaseHTTPRequestHandler):
+    """A server that is up from the third question on."""
+
+    asked: ClassVar[list[str]] = []
+    transfer: ClassVar[Any] = {"backend": "nccl"}
+
+    def do_GET(self):
+        self.asked.append(self.path)
+        self.send_response(200 if len(self.asked) > 2 else 503)
+        self.end_headers()
+        model = {"logprobs_mode": "processed_logprobs"}
+        config = {"weight_transfer_config": self.transfer, "model_config": model}
+        self.wfile.write(json.dumps({"vllm_config": config}).encode())
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def waking(monkeypatch):
+    monkeypatch.setattr(Waking, "asked", [])
+    server = HTTPServer(("127.0.0.1", 0), Waking)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_vllm_server_that_does_not_answer(tmp_path, monkeypatch, capsys, loads):
+    package("vllm", monkeypatch)
+    server = ["--rl.use-vllm", "true", "--trl.vllm_mode", "server"]
+    server += ["--trl.vllm_server_base_url", NOWHERE, "--trl.vllm_server_timeout", "0.5"]
+    assert run(tmp_path, *server) == 2
+    out, err = capsys.readouterr()
+    assert f"waiting for the vLLM server at {NOWHERE}, 0.5 s at most" in " ".join(out.split()), err
+    assert f"no vLLM server answers at {NOWHERE}: start it" in err
+    assert not loads and not (tmp_path / "run" / "sft").exists()
+
+
+def test_a_vllm_server_that_wakes_up_is_awaited(tmp_path, monkeypatch, waking):
+    from trustclip.support.terminal import Terminal
+    from trustclip.train import services
+    from trustclip.train.settings.stages import RLStage
+
+    monkeypatch.setattr(services, "AGAIN", 0.01)
+    trl = {"vllm_mode": "server", "vllm_server_base_url": waking}
+    settings = RLStage(dataset="arithmetic", use_vllm=True, trl=trl)
+    services.await_server(settings, Terminal())
+    assert Waking.asked == ["/health"] * 3 + ["/server_info?config_format=json"]
+    monkeypatch.setattr(Waking, "transfer", None)
+    with pytest.raises(ValueError, match=r"cannot serve a training \(no weight transfer\): start"):
+        services.await_server(settings, Terminal())
+    assert answers(waking) and not answers(NOWHERE)
+
+
+def test_a_dry_run_says_it_too(monkeypatch):
+    from trustclip.train.preflight.dry_run import _missing
+    from trustclip.train.settings.stages import RLStage
+
+    package("vllm", monkeypatch)
+    package("wandb", monkeypatch, login=lambda **_: False)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    trl = {"vllm_mode": "server", "vllm_server_host": "127.0.0.1", "vllm_server_port": 9}
+    found = _missing(RLStage(dataset="arithmetic", use_vllm=True, sink="wandb", trl=trl), "tiny")
+    assert len(found) == 2 and "no API key" in found[0] and NOWHERE in found[1]
+
+
+def test_a_run_of_a_release_without_a_setting_goes_on(tmp_path, monkeypatch, capsys, loads):
+    """`exclude` came later: such a run did what "none" does now."""
+    import yaml
+
+    from trustclip.train.files import of_run
+
+    monkeypatch.chdir(tmp_path)
+    rl = ["rl", "--preset", "tiny", "--output-dir", "old"]
+    with pytest.raises(AssertionError, match="a model loads"):
+        main(rl)
+    config = Path("old/config.yaml")
+    content = yaml.safe_load(config.read_text())
+    del content["exclude"]
+    config.write_text(yaml.safe_dump(content))
+    assert main(rl) == 2
+    said = capsys.readouterr().err
+    assert "had no setting exclude, and did what 'none' does now, not 'tests'" in said
+    assert "continue it with --exclude none, or choose another --output-dir" in said
+    for command in ([*rl, "--exclude", "none"], ["resume", "old"]):
+        with pytest.raises(AssertionError, match="a model loads"):
+            main(command)
+    assert of_run(Path("old"))[2]["exclude"] == "none"
+
+
+def test_a_folder_in_a_file_s_place(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("d.yaml").mkdir()
+    assert main(["run", "d.yaml"]) == 2
+    assert "'d.yaml' is a folder; name a YAML file in it." in capsys.readouterr().err
+    Path("model").write_text("x")
+    assert main(["rl", "--preset", "tiny", "--model", "model"]) == 2
+    assert "Did you mean 'model'" not in capsys.readouterr().err

@@ -1,0 +1,96 @@
+"""Recipes and suites come with the package, and can be run by name from any folder."""
+
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from trustclip.cli.main import main
+from trustclip.train.shipped import command_of, copy_shipped, locate, shipped, title
+
+REPOSITORY = Path(__file__).parents[2] / "recipes"
+LAB = REPOSITORY.parent / "lab" / "src" / "trustclip_lab" / "recipes"
+
+
+def test_every_file_of_the_repository_comes_with_the_package():
+    there = [p for p in REPOSITORY.rglob("*.yaml") if p.parent.name != "launch"]
+    there += LAB.rglob("*.yaml")
+    names = [path.stem for path in there]
+    assert len(set(names)) == len(names) and shipped().keys() == set(names)
+    for path in there:
+        assert shipped()[path.stem].read_bytes() == path.read_bytes()
+        assert len(title(path)) > 20
+
+
+@pytest.mark.skipif(not find_spec("setuptools"), reason="setuptools is not installed")
+def test_a_wheel_holds_them(tmp_path):
+    """The build copies every file to where the installed package looks first."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY.parent / name, source)
+    shutil.copytree(REPOSITORY, source / "recipes")
+    ours = source / "src" / "trustclip" / "recipes"
+    ours.mkdir(parents=True)
+    (ours.parent / "__init__.py").touch()
+    shutil.copy(REPOSITORY.parent / "src/trustclip/train/shipped.py", ours)
+    (ours / "__init__.py").touch()
+    command = [sys.executable, "setup.py", "-q", "build", "--build-base", str(tmp_path / "build")]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    built = tmp_path / "build" / "lib" / "trustclip" / "recipes" / "shipped"
+    core = {name for name, path in shipped().items() if path.is_relative_to(REPOSITORY)}
+    assert {p.stem for p in built.rglob("*.yaml")} == core
+    assert (built / "suites" / "table3-tiny.yaml").read_text().startswith("#")
+
+
+def test_no_file_is_a_link_s_text():
+    """A checkout without symbolic links holds their targets as text, which runs nothing."""
+    for path in shipped().values():
+        assert len(path.read_text().splitlines()) > 5, path
+
+
+def test_a_name_is_a_file_where_there_is_none(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert locate(Path("recipes/suites/table3-tiny.yaml")).parent.name == "suites"
+    assert locate(Path("other/tiny.yaml")) == Path("other/tiny.yaml")
+    Path("tiny").write_text("name: mine\n")
+    assert locate(Path("tiny")) == Path("tiny"), "the user's own comes first"
+    assert main(["run", "tinny"]) == 2
+    assert "did you mean 'tiny'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["tiny", "table3-tiny"])
+def test_a_copy_is_valid_anywhere(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    assert main(["recipes", name]) == 0
+    assert f"trustclip {command_of(shipped()[name])} {name}.yaml" in capsys.readouterr().out
+    if name == "tiny":
+        from trustclip.train.files import load_recipe
+
+        assert load_recipe(Path("tiny.yaml")) == load_recipe(shipped()[name])
+    else:
+        assert main(["suite", "table3-tiny.yaml", "--dry-run"]) == 0
+    assert main(["recipes", name]) == 2
+    assert "exists; name another file" in capsys.readouterr().err
+
+
+def test_they_are_listed(capsys):
+    assert main(["recipes"]) == 0
+    out = capsys.readouterr().out
+    assert "trustclip run tiny\n" in out and "trustclip suite table3-tiny\n" in out
+    with pytest.raises(ValueError, match="unknown recipe 'tinny'; did you mean 'tiny'"):
+        copy_shipped("tinny", Path())
+
+
+def test_versions_and_words_that_people_try(capsys):
+    assert main(["--version"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("trustclip ") and any(line.startswith("torch ") for line in out)
+    for word, instead in (("train", "rl"), ("version", "--version"), ("help", "--help")):
+        assert main([word]) == 2
+        assert f"it is: trustclip {instead}" in capsys.readouterr().err
+    assert main(["--verbose"]) == 2
+    assert "unknown option '--verbose'; see trustclip --help." in capsys.readouterr().err

@@ -1,0 +1,216 @@
+"""The tiny model: any text survives its tokenizer, chats end, folders load, a step learns."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from tiny_folder import tiny_folder  # noqa: E402
+
+from trustclip.train.files import Source, build, preset  # noqa: E402
+from trustclip.train.models import check_model, check_tokenizer, load_model  # noqa: E402
+from trustclip.train.problems.arithmetic import Arithmetic  # noqa: E402
+from trustclip.train.rl import starting_model  # noqa: E402
+from trustclip.train.runs.directory import RunDirectory  # noqa: E402
+from trustclip.train.settings.stages import RLSettings  # noqa: E402
+from trustclip.train.tiny import BUILT_IN, TAGS, tiny_model, tiny_tokenizer  # noqa: E402
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "1 + 2"},
+    {"role": "assistant", "content": "<SOLUTION>3</SOLUTION>"},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_folder(tmp_path_factory.mktemp("tiny"), seed=3)
+
+
+@pytest.fixture(scope="module")
+def loaded(folder):
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def test_a_folder_that_is_not_a_whole_model_is_refused_before_it_loads(tmp_path, folder):
+    bare = tmp_path / "bare"
+    tiny_model(seed=3)[0].save_pretrained(bare)
+    with pytest.raises(ValueError, match=r"has a model but no tokenizer .*tokenizer\.json"):
+        check_model(str(bare))
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"has no adapter_model.safetensors"):
+        check_model(str(adapter))
+    with pytest.raises(ValueError, match="does not hold a model"):
+        check_model(str(tmp_path))
+    check_model(str(folder))
+
+
+def test_a_tokenizer_that_does_not_belong_to_its_model_is_refused(tmp_path, folder):
+    model, tokenizer = load_model(str(folder), "plain")
+    check_tokenizer(tokenizer, model.config, "tiny")
+    model.config.vocab_size = 264
+    with pytest.raises(ValueError, match="has 265 tokens, the model's vocabulary 264"):
+        check_tokenizer(tokenizer, model.config, "tiny")
+    bare = tmp_path / "bare"
+    model.config.vocab_size = 265
+    model.save_pretrained(bare)
+    (bare / "tokenizer_config.json").write_text("{}")  # transformers makes one of a single token
+    with pytest.raises(ValueError, match="encodes text as no tokens"):
+        load_model(str(bare), "plain")
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text())
+def test_any_text_round_trips(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"$\frac{1}{2}\sqrt{3}$ , it 's  fine .\n",
+        "e\u0301 é 你好 🎉 ½ −3 \x00\u200b",
+        " a \t\r\n b ",
+        "<SOLUTION> 3 </SOLUTION> <end_working_out>x",
+    ],
+)
+def test_difficult_text_round_trips_before_and_after_saving(tokenizer, loaded, text):
+    for either in (tokenizer, loaded):
+        assert either.decode(either.encode(text), skip_special_tokens=True) == text
+    assert loaded.encode(text) == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_a_tag_is_one_token_that_survives_skipping_special_tokens(tokenizer, tag):
+    ids = tokenizer.encode(tag)
+    assert len(ids) == 1
+    assert tokenizer.decode(ids, skip_special_tokens=True) == tag
+
+
+def test_plain_text_takes_one_token_a_byte(tokenizer):
+    assert len(tokenizer) == 256 + 9
+    assert len(tokenizer.encode("½ x")) == len("½ x".encode())
+
+
+def test_a_chat_is_rendered_with_every_role_and_closed_by_eos(tokenizer):
+    text = tokenizer.apply_chat_template(CHAT, tokenize=False)
+    assert text == ("<|system|>Be brief.<|user|>1 + 2<|assistant|><SOLUTION>3</SOLUTION><|eos|>")
+    prompt = tokenizer.apply_chat_template(CHAT[:2], tokenize=False, add_generation_prompt=True)
+    assert text.startswith(prompt)
+    assert prompt.endswith("<|assistant|>")
+
+
+def test_the_assistant_mask_covers_the_answer_and_its_eos_only(tokenizer):
+    encoded = tokenizer.apply_chat_template(
+        CHAT, return_dict=True, return_assistant_tokens_mask=True
+    )
+    chosen = [
+        token
+        for token, keep in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True)
+        if keep
+    ]
+    assert tokenizer.decode(chosen) == "<SOLUTION>3</SOLUTION><|eos|>"
+
+
+def test_an_unknown_role_is_refused(tokenizer):
+    with pytest.raises(Exception, match="role must be"):
+        tokenizer.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)
+
+
+def test_special_tokens_are_skipped_and_agree_with_the_generation_config(tokenizer):
+    model, _ = tiny_model(layers=1, hidden=64)
+    assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids("<|eos|>")
+    assert model.generation_config.pad_token_id == tokenizer.convert_tokens_to_ids("<|pad|>")
+    assert tokenizer.decode(tokenizer.encode("3<|eos|><|pad|>"), skip_special_tokens=True) == "3"
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("tiny", 427_904), ("small", 3_216_128)])
+def test_the_models_have_their_size_are_tied_and_in_float32(name, parameters):
+    model, tokenizer = tiny_model(**BUILT_IN[name])
+    assert model.num_parameters() == parameters
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert model.config.vocab_size == len(tokenizer)
+    assert model.config.max_position_embeddings == 4096
+
+
+def test_the_seed_decides_the_weights_and_leaves_the_random_state_alone():
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    weights = [tiny_model(seed, layers=1, hidden=64)[0].lm_head.weight for seed in (0, 0, 1)]
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_reinforcement_learning_primes_the_built_in_model_it_is_given(tmp_path, monkeypatch):
+    def untuned(settings, _):
+        return SimpleNamespace(summary={"finished": True}, final=settings.model)
+
+    monkeypatch.setattr("trustclip.train.sft.run_sft", untuned)
+    asked = build(RLSettings, preset("rl", "tiny"), Source(changes={"model": "small"}))
+    run = RunDirectory(tmp_path, "rl", asked)
+    config = starting_model(asked, asked.style, run, Console(quiet=True))[0].config
+    shape = {"layers": config.num_hidden_layers, "hidden": config.hidden_size}
+    assert shape == BUILT_IN["small"]
+
+
+def test_a_saved_folder_loads_with_the_auto_classes(folder, loaded):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    fresh, tokenizer = tiny_model(seed=3)
+    for name, weight in fresh.state_dict().items():
+        assert torch.equal(model.state_dict()[name], weight), name
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id == loaded.eos_token_id
+    assert loaded.pad_token == "<|pad|>"
+    assert loaded.chat_template == tokenizer.chat_template
+    assert loaded.padding_side == "left"
+
+
+def test_a_batch_can_be_generated_from_chats(folder, loaded):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    chats = [[{"role": "user", "content": text}] for text in ("1 + 2", "1 + 2 - 3 + 1")]
+    batch = loaded.apply_chat_template(
+        chats, add_generation_prompt=True, padding=True, return_dict=True, return_tensors="pt"
+    )
+    output = model.generate(**batch, max_new_tokens=4)
+    assert output.shape[0] == 2
+    assert output.shape[1] <= batch["input_ids"].shape[1] + 4
+
+
+def test_a_few_steps_fit_one_worked_solution():
+    model, tokenizer = tiny_model(layers=1, hidden=64)
+    problem = Arithmetic().train(1)[0]
+    chat = [
+        {"role": "user", "content": problem.problem},
+        {"role": "assistant", "content": problem.solution},
+    ]
+    ids = torch.tensor([tokenizer.encode(str(tokenizer.apply_chat_template(chat, tokenize=False)))])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        loss = model(input_ids=ids, labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] > 4
+    assert losses[-1] < 0.1
+
+
+@pytest.mark.parametrize("bad", [{"layers": 0}, {"hidden": 0}, {"hidden": 100}])
+def test_a_bad_size_is_refused(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        tiny_model(**bad)

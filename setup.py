@@ -21,7 +21,7 @@ class WithRecipes(build_py):
         if self.editable_mode:
             return
         for folder, files in FOLDERS.items():
-            to = Path(self.build_lib, "trustclip", "recipes", "shipped", folder)
+            to = Path(self.build_lib, "trustclip", "train", "shipped", folder)
             to.mkdir(parents=True, exist_ok=True)
             for file in sorted(Path("recipes", folder).glob(files)):
                 self.copy_file(str(file), str(to / file.name))

@@ -23,15 +23,16 @@ import trl_runs
 from datasets import Dataset
 from sharded_processes import kind_settings
 
-from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
+from trustclip.engines.trl import ConstrainedGRPOConfig
 from trustclip.train.tiny import tiny_model
+from trustclip.train.trainers import DurableGRPOTrainer
 
 
 def measure(kind: str, saves: int, hidden: int, folder: Path) -> dict[str, float]:
     model, tokenizer = tiny_model(seed=1, layers=4, hidden=hidden)
     common = {**trl_runs.COMMON, "per_device_train_batch_size": 8, "num_iterations": 2}
     common |= {"max_steps": 2, "method": {"name": "atr"}, "head": "trl"}
-    trainer = ConstrainedGRPOTrainer(
+    trainer = DurableGRPOTrainer(
         model=model,
         reward_funcs=trl_runs.share_of_even_digits,
         args=ConstrainedGRPOConfig(str(folder / kind), **{**common, **kind_settings(kind)}),

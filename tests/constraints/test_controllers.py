@@ -282,13 +282,13 @@ def test_an_update_moves_the_threshold_by_its_own_metrics(runs) -> None:
 def test_it_continues_where_it_was(runs, monkeypatch, forgotten: bool) -> None:
     from durable_runs import cut, differences, grpo
 
-    from trustclip.engines.trl import ConstrainedGRPOTrainer
+    from trustclip.train.trainers import DurableGRPOTrainer
 
     folder, options, _ = runs
     if forgotten:
-        restore = ConstrainedGRPOTrainer._restore
+        restore = DurableGRPOTrainer._restore
         monkeypatch.setattr(
-            ConstrainedGRPOTrainer,
+            DurableGRPOTrainer,
             "_restore",
             lambda self, p: restore(self, p | {"method": self.method.state()}),
         )

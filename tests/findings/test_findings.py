@@ -113,7 +113,7 @@ _OTHERS = {
 
 def test_no_threshold_stands_outside_of_the_facts() -> None:
     rooms = [*(SOURCE / "findings").glob("*.py"), *(SOURCE / "report").glob("*.py")]
-    watching = [SOURCE / "recipes" / "watch" / f"{name}.py" for name in ("guards", "trends")]
+    watching = [SOURCE / "train" / "watch" / f"{name}.py" for name in ("guards", "trends")]
     found = [
         number
         for path in [*rooms, *watching]

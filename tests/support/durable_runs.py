@@ -134,11 +134,12 @@ def grpo(folder: Path, *, lora: bool = False, prompts: int = 16, **settings: Any
     """A trainer that has not begun; its checkpoints and rows are, or will be, in ``folder``."""
     from datasets import Dataset
 
-    from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
+    from trustclip.engines.trl import ConstrainedGRPOConfig
+    from trustclip.train.trainers import DurableGRPOTrainer
 
     model, tokenizer = trl_runs.fresh_model()
     rows = Rows(folder / "rows")
-    trainer = ConstrainedGRPOTrainer(
+    trainer = DurableGRPOTrainer(
         model=model,
         reward_funcs=Reward(rows),
         args=ConstrainedGRPOConfig(
@@ -156,8 +157,8 @@ def sft(folder: Path, *, lora: bool = False, **settings: Any) -> Any:
     """As `grpo`, for supervised training on seven examples; dropout in the adapters."""
     from datasets import Dataset, disable_progress_bars
 
-    from trustclip.engines.trl import DurableSFTTrainer
     from trustclip.engines.trl.upstream import SFTConfig
+    from trustclip.train.trainers import DurableSFTTrainer
 
     disable_progress_bars()
 

@@ -24,15 +24,16 @@ from durable_runs import grpo, timeless
 from patience import NEVER
 
 import trustclip as tc
-from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
+from trustclip.engines.trl import ConstrainedGRPOConfig
 from trustclip.engines.trl.phases import Generating
 from trustclip.engines.trl.scoring import hidden
+from trustclip.train.trainers import DurableGRPOTrainer
 
 #: Completions of an update, over all ranks.
 GLOBAL_BATCH = 16
 
 
-class SameSamples(ConstrainedGRPOTrainer):
+class SameSamples(DurableGRPOTrainer):
     """Every completion has random numbers of its own: the same, however many ranks share them."""
 
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
@@ -93,7 +94,7 @@ RUNS: dict[str, tuple[dict[str, Any], Callable[..., list[float]]]] = {
 
 def trainer_of(
     folder: Path, reward: Any, kind: type = SameSamples, callbacks: Any = None, **settings: Any
-) -> ConstrainedGRPOTrainer:
+) -> DurableGRPOTrainer:
     from datasets import Dataset
     from transformers import PrinterCallback
 
@@ -112,7 +113,7 @@ def trainer_of(
     return trainer
 
 
-def told_of(trainer: ConstrainedGRPOTrainer) -> dict[str, Any]:
+def told_of(trainer: DurableGRPOTrainer) -> dict[str, Any]:
     """What ran, what it logged, and how far the ranks' parameters are apart."""
     from accelerate.utils import gather_object
 

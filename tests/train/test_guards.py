@@ -77,9 +77,10 @@ def train(tmp_path, broken=(), *, lora=False, killed_after=None, guards=None, **
     from peft import LoraConfig
     from transformers import TrainerCallback
 
-    from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
+    from trustclip.engines.trl import ConstrainedGRPOConfig
+    from trustclip.train.trainers import DurableGRPOTrainer
 
-    class Broken(ConstrainedGRPOTrainer):
+    class Broken(DurableGRPOTrainer):
         def _compute_loss(self, model, inputs):
             micro = self._step % self.args.gradient_accumulation_steps
             bad = (self.state.global_step + 1, micro) in broken

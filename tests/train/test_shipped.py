@@ -33,14 +33,14 @@ def test_a_wheel_holds_them(tmp_path):
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY.parent / name, source)
     shutil.copytree(REPOSITORY, source / "recipes")
-    ours = source / "src" / "trustclip" / "recipes"
+    ours = source / "src" / "trustclip" / "train"
     ours.mkdir(parents=True)
     (ours.parent / "__init__.py").touch()
     shutil.copy(REPOSITORY.parent / "src/trustclip/train/shipped.py", ours)
     (ours / "__init__.py").touch()
     command = [sys.executable, "setup.py", "-q", "build", "--build-base", str(tmp_path / "build")]
     subprocess.run(command, cwd=source, check=True, capture_output=True)
-    built = tmp_path / "build" / "lib" / "trustclip" / "recipes" / "shipped"
+    built = tmp_path / "build" / "lib" / "trustclip" / "train" / "shipped"
     core = {name for name, path in shipped().items() if path.is_relative_to(REPOSITORY)}
     assert {p.stem for p in built.rglob("*.yaml")} == core
     assert (built / "suites" / "table3-tiny.yaml").read_text().startswith("#")

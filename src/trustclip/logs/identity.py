@@ -1,30 +1,57 @@
 """What makes two runs the same run: which settings results depend on, and which they do not."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trustclip.support.marks import Neutral, Since, marked
-from trustclip.train.settings.stages import (
-    OF_COMMAND,
-    SECTIONS,
-    EvalSettings,
-    Recipe,
-    RLStage,
-    SFTStage,
-)
+#: What a configuration may be of: its commands, and the stages that it holds as mappings.
+_STAGES = ("sft", "rl", "eval")
+_SAVED = ("logging_steps", "save", "save_steps", "save_total_limit")
+#: By what a mapping is of, the settings that no result depends on. `train/settings` says why of
+#: each; a test compares the two.
+_NEUTRAL: Mapping[str, tuple[str, ...]] = {
+    "run": ("output_dir", "name"),
+    "sft": _SAVED,
+    "rl": (
+        *(*_SAVED, "shadows", "server_url", "save_async", "save_to", "tokens_every"),
+        *("tokens_completions", "tokens_megabytes", "sink"),
+    ),
+    "eval": ("output_dir",),
+    "eval of a recipe": (),
+}
+NEUTRAL = tuple(dict.fromkeys(name for key in ("run", "sft", "rl") for name in _NEUTRAL[key]))
 
-#: Settings that no result depends on, with the reason.
-NEUTRAL: Mapping[str, str] = {
-    name: mark.why
-    for cls in (Recipe, SFTStage, RLStage)
-    for name, mark in marked(cls, Neutral).items()
+
+def _no_prompt(value: Any) -> bool:
+    return isinstance(value, Mapping) and set(value.values()) == {None}
+
+
+def _usual(usual: Mapping[str, Any]) -> Callable[[Any], bool]:
+    """Whether a mapping leaves what is usual."""
+    return lambda value: all(
+        one in (None, usual.get(name), []) for name, one in (value or {}).items()
+    )
+
+
+_LORA = {"dropout": 0.0, "target_modules": "all-linear", "modules_to_save": ()}
+_LORA |= {"use_rslora": False, "use_dora": False, "bias": "none"}
+_SAMPLER = {"dtype": "float32", "lag": 0, "top_p": 1.0, "top_k": 0}
+_TESTS = {"columns": {}, "prompt": None, "reward": "correct"}
+_DATA = {"columns": {}, "prompt": None, "split": None, "exclude": "none", "lora": _LORA}
+#: By what a mapping is of, the settings that older runs do not have, with what those runs did.
+_BEFORE: Mapping[str, Mapping[str, Any]] = {
+    "run": {"dtype": "auto"},
+    "sft": _DATA,
+    "rl": {**_DATA, "sampler": _SAMPLER, "replay": False, "candidates": None, "server": "none"},
+    "eval": {**_TESTS, "dtype": "auto", "vllm": {}},
+    "eval of a recipe": _TESTS,
 }
-#: Settings that older runs do not have, with what those runs did.
-BEFORE: Mapping[str, Any] = {
-    name: mark.before
-    for cls in (SFTStage, RLStage, EvalSettings)
-    for name, mark in marked(cls, Since).items()
+#: Those in which another value may mean the same.
+_SAME: Mapping[str, Callable[[Any], bool]] = {
+    "prompt": _no_prompt,
+    "lora": _usual(_LORA),
+    "sampler": _usual(_SAMPLER),
 }
+BEFORE: Mapping[str, Any] = {**_BEFORE["sft"], **_BEFORE["rl"], **_BEFORE["eval"]}
 
 
 def essential(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,11 +65,12 @@ def essential(config: Mapping[str, Any]) -> dict[str, Any]:
       >>> essential({"rl": {"sampler": {"dtype": "float32", "lag": 0}, "max_steps": 3}})
       {'rl': {'max_steps': 3}}
     """
-    own = OF_COMMAND.get(str(config.get("command")))
-    settings = _without_neutral(config, [own] if own else [Recipe, SFTStage, RLStage])
+    command = config.get("command")
+    own = {"sft": ["run", "sft"], "rl": ["run", "rl"], "eval": ["eval"], "run": ["run"]}
+    settings = _without_neutral(config, own.get(str(command), ["run", "sft", "rl"]))
     return {
-        key: _without_neutral(value, [SECTIONS[key]])
-        if key in SECTIONS and isinstance(value, Mapping)
+        key: _without_neutral(value, ["eval of a recipe" if key == "eval" else key])
+        if key in _STAGES and isinstance(value, Mapping)
         else value
         for key, value in settings.items()
     }
@@ -55,19 +83,24 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
       >>> completed({"sft": {"dataset": "a.csv"}, "seed": 0})["sft"]["exclude"]
       'none'
     """
-    if any(key in config for key in SECTIONS):
+    if any(key in config for key in _STAGES):
         trains = {k: completed(v) for k, v in config.items() if k in ("sft", "rl") and v}
         return {**config, **trains}
     return {**config, "exclude": config.get("exclude", BEFORE["exclude"])}
 
 
-def _without_neutral(settings: Mapping[str, Any], classes: Sequence[type]) -> dict[str, Any]:
-    neutral = {name for cls in classes for name in marked(cls, Neutral)}
-    since = {name: mark for cls in classes for name, mark in marked(cls, Since).items()}
+def _without_neutral(settings: Mapping[str, Any], of: Sequence[str]) -> dict[str, Any]:
+    neutral = {name for key in of for name in _NEUTRAL[key]}
+    since = {name: before for key in of for name, before in _BEFORE[key].items()}
+
+    def says_nothing(key: str, value: Any) -> bool:
+        same = _SAME.get(key, lambda value: value == since[key])
+        return key in since and same(value)
+
     return {
         str(key): value
         for key, value in settings.items()
-        if key not in neutral and not (key in since and since[key].unchanged(value))
+        if key not in neutral and not says_nothing(key, value)
     }
 
 

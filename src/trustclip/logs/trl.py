@@ -7,19 +7,18 @@ from typing import Any
 from trustclip.constraints.schedule import Schedule as Arithmetic
 from trustclip.logs.log import Log, Schedule, gather, numbers
 from trustclip.support.jsonl import Row, read_mapping
-from trustclip.support.marks import Neutral, Trl, marked
-from trustclip.train.settings.stages import RLStage
 
 NAME = "trainer_state.json"
 LOOKED_FOR = "trainer_state.json, alone or in checkpoint-* (TRL)"
 
-#: Settings of `GRPOConfig` that results depend on: those that a recipe has too, and TRL's own gate.
+#: Settings of `GRPOConfig` that results depend on: those that a recipe has too (a test compares
+#: them with the marks of `RLStage`), and TRL's own gate.
 SETTINGS = (
-    *(
-        name
-        for name, mark in marked(RLStage, Trl).items()
-        if not mark.added and name not in marked(RLStage, Neutral)
-    ),
+    *("lr_scheduler_type", "weight_decay", "max_completion_length", "num_generations"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
+    *("num_iterations", "max_steps", "learning_rate", "warmup_steps", "loss_type"),
+    *("scale_rewards", "beta", "temperature", "top_p", "mask_truncated_completions", "use_vllm"),
+    "gradient_checkpointing",
     *("epsilon", "epsilon_high", "delta", "importance_sampling_level"),
     "vllm_importance_sampling_correction",
 )

@@ -164,10 +164,10 @@ def _trainer(
     settings: RLStage,
     equipment: Equipment,
 ) -> Any:
-    from trustclip.engines.trl import ConstrainedGRPOTrainer
+    from trustclip.train.trainers import DurableGRPOTrainer
 
     run = equipment.run
-    trainer = ConstrainedGRPOTrainer(
+    trainer = DurableGRPOTrainer(
         model=model,
         reward_funcs=equipment.rewards.functions,
         args=grpo_config(settings, run.checkpoints, equipment.seed),

@@ -138,7 +138,7 @@ def fine_tune(
     """
     from datasets import Dataset
 
-    from trustclip.engines.trl import DurableSFTTrainer
+    from trustclip.train.trainers import DurableSFTTrainer
 
     run.start_over()
     rows = [

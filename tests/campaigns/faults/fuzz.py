@@ -194,7 +194,8 @@ def _instrument(atheris: object) -> None:
 
 
 _PARSERS = (
-    "trustclip.train.files", "trustclip.train.problems.verify.extraction", "trustclip.train.problems.verify.equivalence",
+    "trustclip.train.files", "trustclip.train.problems.verify.extraction",
+    "trustclip.train.problems.verify.equivalence",
     "trustclip.support.jsonl", "trustclip.logs.tokens", "trustclip.support.text",
     "trustclip.logs.recognise", "trustclip.train.durable.store",
 )  # fmt: skip

@@ -342,9 +342,11 @@ def test_whatever_is_logged_of_completions_can_be_stored(tmp_path):
         return share_of_even_digits(completions)
 
     settings = {"save_strategy": "steps", "save_steps": 1, "log_completions": True}
+    from trustclip.train.trainers import DurableGRPOTrainer
+
     trainer = trainer_of(
         tmp_path,
-        ConstrainedGRPOTrainer,
+        DurableGRPOTrainer,
         ConstrainedGRPOConfig,
         fresh_model()[0],
         reward_funcs=reward,

@@ -17,10 +17,10 @@ import torch
 from durable_runs import cut, differences, grpo, sft
 from patience import NEVER
 
-from trustclip.engines.trl import ConstrainedGRPOTrainer
 from trustclip.train.durable.saving import Content
 from trustclip.train.durable.store import CheckpointError
 from trustclip.train.durable.trainer import Durable
+from trustclip.train.trainers import DurableGRPOTrainer
 
 pytestmark = pytest.mark.slow
 
@@ -133,7 +133,7 @@ def test_the_comparison_sees_what_is_forgotten(tmp_path, monkeypatch, forgotten)
     assert grpo(tmp_path / "whole", **settings).train_durably()
     folder = cut(tmp_path / "whole", tmp_path / "cut", 2)
     load = Durable._load_optimizer_and_scheduler
-    restore = ConstrainedGRPOTrainer._restore
+    restore = DurableGRPOTrainer._restore
 
     def without(self, progress):
         empty = {"windows": {}, "metrics": {}, "rewards": [{"calls": 0}]}
@@ -149,7 +149,7 @@ def test_the_comparison_sees_what_is_forgotten(tmp_path, monkeypatch, forgotten)
         if forgotten == "loss":
             self._rest["loop"]["loss"] *= 0
 
-    monkeypatch.setattr(ConstrainedGRPOTrainer, "_restore", without)
+    monkeypatch.setattr(DurableGRPOTrainer, "_restore", without)
     monkeypatch.setattr(Durable, "_load_optimizer_and_scheduler", amnesic)
     continued(grpo, folder, **settings)
     assert differences(tmp_path / "whole", folder, after=2) != []
@@ -161,9 +161,9 @@ def test_the_comparison_sees_that_other_weights_are_forgotten(
 ):
     settings = {**settings, **schedule(1, 2, 1)}
     assert grpo(tmp_path / "whole", **settings).train_durably()
-    restore = ConstrainedGRPOTrainer._restore
+    restore = DurableGRPOTrainer._restore
     forgetful = lambda self, progress: restore(self, progress | {kept: []})  # noqa: E731
-    monkeypatch.setattr(ConstrainedGRPOTrainer, "_restore", forgetful)
+    monkeypatch.setattr(DurableGRPOTrainer, "_restore", forgetful)
     folder = cut(tmp_path / "whole", tmp_path / "cut", 3)
     continued(grpo, folder, **settings)
     assert differences(tmp_path / "whole", folder, after=3) != []

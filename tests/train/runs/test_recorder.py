@@ -30,10 +30,11 @@ def longer(completions, **_):
 def trainer_of(folder, out, *, stock=False, callbacks=(), recorder=None, **settings):
     from datasets import Dataset
 
-    from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer, observe
+    from trustclip.engines.trl import ConstrainedGRPOConfig, observe
+    from trustclip.train.trainers import DurableGRPOTrainer
 
     torch.set_num_threads(1)
-    config, kind = stock_classes() if stock else (ConstrainedGRPOConfig, ConstrainedGRPOTrainer)
+    config, kind = stock_classes() if stock else (ConstrainedGRPOConfig, DurableGRPOTrainer)
     model, tokenizer = fresh_model()
     if not stock:
         settings = {"method": "atr", "decoder": "transformers", **settings}

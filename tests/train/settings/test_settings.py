@@ -4,9 +4,16 @@ from typing import Annotated
 
 from trustclip.logs.identity import BEFORE, NEUTRAL, essential
 from trustclip.support.checked import checked
-from trustclip.support.marks import Neutral, Trl, fields_of, marked
+from trustclip.support.marks import Neutral, Since, Trl, fields_of, marked
 from trustclip.train.runs.extension import LENGTH
-from trustclip.train.settings.stages import OF_COMMAND, RecipeEval, RLStage, SFTStage
+from trustclip.train.settings.stages import (
+    OF_COMMAND,
+    EvalSettings,
+    Recipe,
+    RecipeEval,
+    RLStage,
+    SFTStage,
+)
 
 #: Settings that have a TRL name and reach it in another form: 0 means that none is saved.
 TRANSLATED = {"save_steps"}
@@ -42,7 +49,12 @@ def test_a_new_setting_is_one_line(tmp_path):
 
 
 def test_runs_are_told_apart_by_what_results_depend_on():
-    assert all(NEUTRAL.values())
+    assert set(NEUTRAL) == {n for c in (Recipe, SFTStage, RLStage) for n in marked(c, Neutral)}
+    marks = {n: m for c in (SFTStage, RLStage, EvalSettings) for n, m in marked(c, Since).items()}
+    assert set(BEFORE) == set(marks)
+    assert all(
+        marks[name].unchanged(value) or value in (None, {}) for name, value in BEFORE.items()
+    )
     assert not set(NEUTRAL) & {"method", "seed", "max_steps", "learning_rate", "dataset"}
     assert BEFORE["exclude"] == "none" and BEFORE["split"] is None
     assert LENGTH == {"sft": "max_steps", "rl": "max_steps", "run": "rl.max_steps"}

@@ -3,4 +3,3 @@
 from trustclip.engines.trl.config import ConstrainedGRPOConfig as ConstrainedGRPOConfig
 from trustclip.engines.trl.observer import observe as observe
 from trustclip.engines.trl.trainer import ConstrainedGRPOTrainer as ConstrainedGRPOTrainer
-from trustclip.engines.trl.trainer import DurableSFTTrainer as DurableSFTTrainer

@@ -51,14 +51,11 @@ from trustclip.engines.trl.scoring.exact_kl import KLWatch
 from trustclip.engines.trl.scoring.forward import Request, use_head
 from trustclip.engines.trl.upstream import (
     GRPOTrainer,
-    SFTTrainer,
     announced_level,
     end_tokens,
     own_port,
 )
 from trustclip.support import schemas
-from trustclip.train.durable import redistribute
-from trustclip.train.durable.trainer import Durable
 
 logger = logging.getLogger(__name__)
 
@@ -82,18 +79,15 @@ _WINDOW = schemas.mapping(
 )
 
 
-class DurableSFTTrainer(Durable, SFTTrainer):
-    """`trl.SFTTrainer` that continues exactly after a kill: see `Durable.train_durably`."""
-
-
-class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
+class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
     """`trl.GRPOTrainer` that trains with the method set in its config.
 
     Takes the arguments of `trl.GRPOTrainer`; ``args`` must be a `ConstrainedGRPOConfig`. Without
     it, the config has TRL's defaults, the default method and ``num_iterations=2``, the fewest with
     which a constraint acts. Logs ``trustclip/*`` (see `trustclip.constraints.diagnostics`) and
     gives ``clip_ratio/*`` the values of the method's own gate, over all tokens.
-    `train_durably` continues exactly after a kill.
+    Its state between two updates is `progress`, of the types in `carried` and `in_progress`;
+    `trustclip.train.trainers` makes it continue exactly after a kill.
 
     Raises:
       ValueError: the method needs something that this model or its sampler does not have.
@@ -106,7 +100,8 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
     max_completion_length: int
     _tag_names: ClassVar = ["trl", "grpo", "trustclip"]
     _name = "GRPO with a policy-divergence constraint"
-    _carried: ClassVar = {
+    #: Attributes that the next update depends on, with their types.
+    carried: ClassVar = {
         "_buffered_inputs": list[_BATCH] | None,  # the samples being trained on,
         "_step": int,  # and the place in them
         "_last_closed": int,
@@ -117,8 +112,8 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         "_last_world_entropy": schemas.Number,
         "_entropy_window_stats": Tensor | None,
     }
-    _in_progress: ClassVar = {
-        **Durable._in_progress,
+    #: Types of what `progress` holds.
+    in_progress: ClassVar = {
         "windows": dict[Literal["train", "eval"], _WINDOW],
         "method": schemas.Numbers,
         "old_head": Tensor | None,
@@ -126,7 +121,10 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         "average": NotRequired[list[int | float | list[Tensor]]],
         "logs": dict[str, Any],
     }
-    _shape = (*Durable._shape, "num_generations", "steps_per_generation", "num_iterations")
+    #: Arguments that give them their meaning.
+    shape: ClassVar = ("num_generations", "steps_per_generation", "num_iterations")
+    #: What is under way, and would be abandoned by a stop.
+    unfinished: str = "update"
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, **kwargs: Any):
         if args is None:
@@ -511,7 +509,7 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         first = self.state.global_step * samples * self.accelerator.num_processes
         return token_batch(inputs, logps, old, first, **measured)
 
-    # -- logs and checkpoints ----------------------------------------------------------------------
+    # -- logs and the state between two updates ----------------------------------------------------
 
     def _examine(self, summary: dict[str, float]) -> None:
         """Warn once when the constraint has done nothing for ``inert_patience`` updates."""
@@ -530,8 +528,9 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
                 "number of updates per generation.",
             )
 
-    def _progress(self) -> dict[str, Any]:
-        return super()._progress() | {
+    def progress(self) -> dict[str, Any]:
+        """What the next update depends on beside weights, optimizer and `carried` attributes."""
+        return {
             "windows": {mode: window.state_dict() for mode, window in self._windows.items()},
             "method": self.method.state(),
             "old_head": self._watch.old_head,
@@ -540,18 +539,9 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
             "logs": stored_logs(self._logs) if self.log_completions else {},
         }
 
-    def _redistributed(self, stored: list[dict[str, Any]]) -> dict[str, Any]:
-        own, ranks = super()._redistributed(stored), self._ranks
-        buffered = [each["carried"]["_buffered_inputs"] for each in stored]
-        filler = self.processing_class.pad_token_id or 0
-        micro_batches = redistribute.respread(buffered, ranks.rank, ranks.world, filler)
-        carried = {**own["carried"], "_buffered_inputs": micro_batches}
-        windows = redistribute.summed([each["windows"] for each in stored], ranks.rank)
-        return {**own, "carried": carried, "windows": windows}
-
-    def _restore(self, progress: dict[str, Any]) -> None:
-        super()._restore(progress)
-        # A checkpoint lies between two updates: nothing of an abandoned update may count.
+    def restore(self, progress: dict[str, Any]) -> None:
+        """Continue from a `progress`."""
+        # It lies between two updates: nothing of an abandoned update may count.
         self._update = diagnostics.Window()
         self._braking.forget()
         self._forget_update()
@@ -563,3 +553,15 @@ class ConstrainedGRPOTrainer(Durable, Recorded, GRPOTrainer):
         if self._average and (state := progress.get("average")):
             self._average.restore(state)
         restore_logs(self._logs, progress["logs"])
+
+    # -- stopping: whoever can stop a run, as `trustclip.train.trainers` can, overrides these ------
+
+    def stopping(self) -> bool:
+        """Whether this rank was asked to stop, and may at once end work that no other awaits."""
+        return False
+
+    def leave_if_asked(self) -> None:
+        """End training here if any rank was asked to; every rank calls it."""
+
+    def _unwrapped(self) -> nn.Module:
+        return self.accelerator.unwrap_model(self.model)

@@ -105,8 +105,8 @@ INPUT_KEYS = (
     "tool_mask",
 )
 
-#: Private members of Transformers' `Trainer` that `trustclip.train.durable.trainer.Durable` overrides,
-#: reads or sets.
+#: Private members of Transformers' `Trainer` that `trustclip.train.durable.trainer.Durable`
+#: overrides, reads or sets.
 TRANSFORMERS_MEMBERS = (
     "_globalstep_last_logged",
     "_load_from_checkpoint",

@@ -184,15 +184,15 @@ def trial(recipe: Recipe, problems: Sequence[Problem], folder: Path, **options: 
     """
     from datasets import Dataset
 
-    from trustclip.engines.trl import ConstrainedGRPOTrainer
     from trustclip.train.grpo import grpo_config
     from trustclip.train.models import load_model, lora_config
+    from trustclip.train.trainers import DurableGRPOTrainer
     from trustclip.train.watch.callbacks import silence
 
     settings = recipe.rl
     model, tokenizer = load_model(recipe.model, settings.style, recipe.seed, recipe.dtype)
     silent = replace(settings, save_steps=0, logging_steps=1000, reward="correct", overlong_cache=0)
-    trainer = ConstrainedGRPOTrainer(
+    trainer = DurableGRPOTrainer(
         model=model,
         reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
         args=grpo_config(silent, folder, recipe.seed),

@@ -50,7 +50,8 @@ class RowSelection:
     """What to take of a row.
 
     Args:
-      columns: the user's names of columns, by part; see `trustclip.train.problems.rows.map_columns`.
+      columns: the user's names of columns, by part; see
+        `trustclip.train.problems.rows.map_columns`.
       answers: whether a row without a gold is a bad one.
       further: whether the row's other columns are kept, for reward functions.
     """

@@ -5,14 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trustclip.logs.identity import BEFORE, NEUTRAL
-from trustclip.support.marks import Extends, marked
-from trustclip.train.settings.stages import OF_COMMAND, SECTIONS
 
 #: Where the number of updates stands in the settings of each command.
-LENGTH: Mapping[str, str] = {
-    **{command: name for command, cls in OF_COMMAND.items() for name in marked(cls, Extends)},
-    "run": f"rl.{next(iter(marked(SECTIONS['rl'], Extends)))}",
-}
+LENGTH: Mapping[str, str] = {"sft": "max_steps", "rl": "max_steps", "run": "rl.max_steps"}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Hashes of a finished run's files, in its summary: what `trustclip.train.runs.verify` compares with."""
+"""Hashes of a finished run's files, in its summary: `trustclip.train.runs.verify` compares them."""
 
 import hashlib
 import json

@@ -108,7 +108,8 @@ else:
     Part = Annotated[str, PlainValidator(_method), Field(validate_default=True)]
     #: Several of them; to the command line, names separated by commas.
     Parts = Annotated[str, PlainValidator(_methods), Field(validate_default=True)]
-    #: What `trustclip.train.problems.verify.chosen` reads, in its plain form; to the command line, text.
+    #: What `trustclip.train.problems.verify.chosen` reads, in its plain form; to the command line,
+    #: text.
     Rewards = Annotated[str, PlainValidator(_reward)]
 
 

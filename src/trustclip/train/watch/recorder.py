@@ -113,7 +113,7 @@ class Recorder(TrainerCallback):
         if hasattr(trainer, "journal"):
             trainer.journal = self
 
-    # -- a journal of `trustclip.train.durable.trainer.Durable` ------------------------------------------
+    # -- a journal of `trustclip.train.durable.trainer.Durable` ------------------------------------
 
     def cursor(self) -> dict[str, Any]:
         """Extents of the files that grow, once they are safely on disk."""

@@ -11,7 +11,6 @@ from torch import Tensor
 from trustclip.engines.served import ServedSampler, complaints
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
 from trustclip.engines.trl.upstream import end_tokens
-from trustclip.train.durable.weights import _adapter
 
 
 class Following:
@@ -65,7 +64,7 @@ def merged(model: Any) -> dict[str, Tensor]:
     The model does not change by a bit: weights are put back, since subtracting an adapter would
     round. Tied weights are listed once.
     """
-    if _adapter(model) is None:
+    if not hasattr(model, "peft_config"):
         return {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
     from peft.tuners.tuners_utils import BaseTunerLayer
 

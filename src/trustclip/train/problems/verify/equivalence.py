@@ -1,7 +1,8 @@
 r"""Comparison of two answers without algebra: integers, words, plain fractions, and refusals.
 
 `compare` decides in microseconds and in Python integers; where it returns None the question needs
-a computer-algebra system, which `trustclip.train.problems.verify.pool` keeps in a process that can be killed.
+a computer-algebra system, which `trustclip.train.problems.verify.pool` keeps in a process that can
+be killed.
 """
 
 import ast

@@ -1,8 +1,8 @@
 r"""Final answers cut out of completions, in time linear in their length.
 
 The answer region is found by a single pass over the text; nothing here backtracks, recurses or
-interprets mathematics. Three prompt styles are known (see `trustclip.train.problems.prompts`), and ``"any"``
-tries them in turn before it settles for a final number.
+interprets mathematics. Three prompt styles are known (see `trustclip.train.problems.prompts`), and
+``"any"`` tries them in turn before it settles for a final number.
 """
 
 import re

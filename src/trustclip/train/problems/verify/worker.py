@@ -1,10 +1,11 @@
 """The process that runs math-verify on untrusted text written by a model.
 
-Started by `trustclip.train.problems.verify.pool` as a plain script, so that neither the user's main module nor
-trustclip (and with it torch) is imported here: a host that imports math-verify once and forks a
-*judge* from that warm state. The judge does the algebra; the host only waits, kills the judge with
-SIGKILL when it overruns, and forks another within milliseconds. One JSON object per line in, one
-per line out; end of input ends the host, and a judge never outlives the CPU seconds of its task.
+Started by `trustclip.train.problems.verify.pool` as a plain script, so that neither the user's main
+module nor trustclip (and with it torch) is imported here: a host that imports math-verify once and
+forks a *judge* from that warm state. The judge does the algebra; the host only waits, kills the
+judge with SIGKILL when it overruns, and forks another within milliseconds. One JSON object per line
+in, one per line out; end of input ends the host, and a judge never outlives the CPU seconds of its
+task.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Runs as local processes, never two at once in one folder.
 
-The suite locks its folder (`trustclip.train.durable.lock`). A run holds a lock on its own ``run.log``,
-which is its standard output: while it lives, even after the suite that started it has ended, no
-other run is started there. The kernel releases both locks when their holder dies.
+The suite locks its folder (`trustclip.train.durable.lock`). A run holds a lock on its own
+``run.log``, which is its standard output: while it lives, even after the suite that started it has
+ended, no other run is started there. The kernel releases both locks when their holder dies.
 """
 
 import math

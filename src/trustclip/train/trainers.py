@@ -1,0 +1,36 @@
+"""TRL's trainers that continue exactly after a kill: engine and durability, joined here alone."""
+
+from typing import Any, ClassVar
+
+from trustclip.engines.trl.trainer import ConstrainedGRPOTrainer
+from trustclip.engines.trl.upstream import SFTTrainer
+from trustclip.train.durable import redistribute
+from trustclip.train.durable.trainer import Durable
+
+
+class DurableSFTTrainer(Durable, SFTTrainer):
+    """`trl.SFTTrainer` that continues exactly after a kill: see `Durable.train_durably`."""
+
+
+class DurableGRPOTrainer(Durable, ConstrainedGRPOTrainer):
+    """`ConstrainedGRPOTrainer` that does: see `Durable.train_durably`."""
+
+    _carried: ClassVar = ConstrainedGRPOTrainer.carried
+    _in_progress: ClassVar = {**Durable._in_progress, **ConstrainedGRPOTrainer.in_progress}
+    _shape: ClassVar = (*Durable._shape, *ConstrainedGRPOTrainer.shape)
+
+    def _progress(self) -> dict[str, Any]:
+        return super()._progress() | self.progress()
+
+    def _restore(self, progress: dict[str, Any]) -> None:
+        super()._restore(progress)
+        self.restore(progress)
+
+    def _redistributed(self, stored: list[dict[str, Any]]) -> dict[str, Any]:
+        own, ranks = super()._redistributed(stored), self._ranks
+        buffered = [each["carried"]["_buffered_inputs"] for each in stored]
+        filler = self.processing_class.pad_token_id or 0
+        micro_batches = redistribute.respread(buffered, ranks.rank, ranks.world, filler)
+        carried = {**own["carried"], "_buffered_inputs": micro_batches}
+        windows = redistribute.summed([each["windows"] for each in stored], ranks.rank)
+        return {**own, "carried": carried, "windows": windows}

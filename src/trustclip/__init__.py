@@ -14,7 +14,7 @@ from types import ModuleType
 
 from trustclip.support.lazy import public
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # Torch takes a second, and ``--help`` must not wait for it.
 _names, __getattr__, _ = public(__name__)

@@ -4,4 +4,4 @@ Rooms: ``stack`` (many seeds at once), ``arena``, ``theory``, ``tabular``, ``con
 and ``bench``. Nothing of trustclip imports it; its commands are those of `trustclip_lab.cli`.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

@@ -155,6 +155,25 @@ def _bare(folder: Path) -> Path:
     return folder
 
 
+def _with_samples(folder: Path, *, each: int, steps: Sequence[int]) -> Path:
+    """Completions of generations that began after these updates."""
+    samples = [{"stage": "rl", "step": step, "index": i, "response": "4", "reward": 0.0}
+               for step in steps for i in range(each)]  # fmt: skip
+    append_jsonl(folder / "samples.jsonl", samples)
+    return folder
+
+
+def _shortened(folder: Path, left: int | None) -> Path:
+    """A finished run whose log has lost its end, or all of it."""
+    log, whole = folder / "metrics.jsonl", 99_999
+    hashes = {log.name: {"bytes": whole, "sha256": ""}}
+    score = {"mean@2": {"value": 0.3, "low": 0.2, "high": 0.4}, "problems": 8}
+    summary = {"command": "run", "finished": True, "hashes": hashes, "initial": score}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    log.write_bytes(log.read_bytes()[:left]) if left else log.unlink()
+    return folder
+
+
 def _with_gates(folder: Path) -> Path:
     worst = {"generated": 0, "index": 3, "position": 7, "token": 9, "logp": -1.0, "logp_old": -1.0,
              "logp_rollout": -9.0, "text": "</s>"}  # fmt: skip
@@ -249,6 +268,26 @@ OWN: dict[str, Callable[[Path], Path]] = {
     "solved": lambda p: write(
         p, rows(**{"/reward": lambda t: 0.6 + 0.4 * t, "/frac_reward_zero_std": lambda t: t})
     ),
+    "nothing right": lambda p: _with_samples(
+        write(p, rows(**{"/reward": 0.05, "/rewards/length/mean": 0.1, "/rewards/length/std": 0.05,
+                         "/rewards/right/mean": 0.0, "/rewards/right/std": 0.0})),
+        each=16, steps=(0,),
+    ),
+    "reward fell within training": lambda p: _with_samples(
+        write(p, rows(**{"/reward": lambda t: 0.55 if 0.5 < t < 0.8 else 0.9,
+                         "/reward_std": 0.4})),
+        each=256, steps=(0, 5, 10, 15),
+    ),
+    "reward fell by chance": lambda p: _with_samples(
+        write(p, rows(**{"/reward": lambda t: 0.55 if 0.5 < t < 0.8 else 0.9,
+                         "/reward_std": 0.4})),
+        each=16, steps=(0, 5, 10, 15),
+    ),
+    "few tokens carried an update": lambda p: write(
+        p, rows(ess=lambda t: 0.32 if 0.5 < t < 0.55 else 0.97)
+    ),
+    "log cut": lambda p: _shortened(write(p, rows()), 4_000),
+    "log gone": lambda p: _shortened(write(p, rows()), None),
     "numbers that are not finite": lambda p: write(p, rows(nonfinite=lambda t: 0.01 * (t > 0.9))),
     "sampler exact": lambda p: write(
         p, rows(**{**SAMPLER, "sampler/k3": 2e-14, "sampler/identical_share": 0.93})

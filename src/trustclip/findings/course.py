@@ -1,6 +1,7 @@
 """The figures of one run that its findings rest on: of a run directory, or of another's log."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -82,6 +83,12 @@ class Course:
     def reward(self) -> list[float]:
         """The mean rewards that were logged."""
         return values(self.rows, "reward", prefix="")
+
+    @cached_property
+    def completions(self) -> Mapping[int, int]:
+        """How many completions each generation has, by the updates before it; of our own runs."""
+        groups = (place.group for place in self.run.samples.places.values())
+        return Counter(step for stage, step, _ in groups if stage == "rl")
 
     @property
     def solved(self) -> bool:

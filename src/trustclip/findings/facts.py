@@ -11,6 +11,8 @@ SELDOM = 1e-4
 OFTEN = 0.2
 #: In updates that gate any token, the share at which a training has stopped (a guard).
 CLOSED = 0.5
+#: Effective sample size, share of the tokens of an update, below which a few of them carry it.
+FEW_TOKENS = 0.5
 #: A kind of token is named if its gated share is this many times the mean.
 STANDS_OUT = 2.0
 #: Fewest tokens of a kind whose gated share is named: of fewer, one token is 2 % and more.
@@ -36,6 +38,8 @@ SOLVED = 0.8
 #: Share of right answers above which a collapse of the entropy is none (a guard, which stays quiet
 #: about a run that may still be learning).
 MASTERED = 0.9
+#: Standard errors by which a fall of the reward from one generation to the next is no chance.
+DROPPED = 6.0
 #: Factor by which the reward counts as improved, and the length of completions as grown.
 IMPROVED, GROWN = 2.0, 1.5
 #: Share of groups, or of completions, without any advantage above which sampling is wasted.

@@ -11,7 +11,7 @@ from trustclip.constraints import divergences
 from trustclip.findings.course import Course
 from trustclip.findings.facts import AT_LIMIT, HALF, OFTEN, SELDOM, STANDS_OUT, STILL, TINY
 from trustclip.findings.finding import Finding
-from trustclip.findings.rows import PREFIX, mean, percent, values
+from trustclip.findings.rows import PREFIX, mean, over_tokens, percent, values
 from trustclip.logs.digest import Words
 from trustclip.logs.log import Log
 from trustclip.support.jsonl import Row, read_jsonl
@@ -237,7 +237,7 @@ def _kinds(course: Course) -> Iterator[str]:
     for kind, title in _KINDS.items():
         prefix = f"{PREFIX}gated/{kind}_"
         names = list(dict.fromkeys(key for row in rows for key in row if key.startswith(prefix)))
-        by_name = {n.removeprefix(prefix): _of_kind(rows, n.removeprefix(PREFIX)) for n in names}
+        by_name = {n.removeprefix(prefix): over_tokens(rows, n.removeprefix(PREFIX)) for n in names}
         shares = {name: share for name, (share, n) in by_name.items() if n is None or n >= TINY}
         if not shares:
             continue
@@ -250,17 +250,10 @@ def _kinds(course: Course) -> Iterator[str]:
         most = max(shares, key=lambda name: shares[name])
         times = shares[most] / mean(rows, "gated")
         highest = f" The highest share, {times:.1f} times the mean: {_describe_kind(kind, most)}."
-        yield f"{title}, the gate cut {listing}.{highest if times > STANDS_OUT else ''}"
-
-
-def _of_kind(rows: Sequence[Row], name: str) -> tuple[float, int | None]:
-    """Gated share of a kind of token over all updates, and the number of such tokens if logged."""
-    share, count = PREFIX + name, PREFIX + name.replace("gated", "tokens", 1)
-    pairs = [(row[share], row[count]) for row in rows if share in row and row.get(count)]
-    if not pairs:
-        return mean(rows, name), None
-    tokens = sum(n for _, n in pairs)
-    return sum(gated * n for gated, n in pairs) / tokens, round(tokens)
+        left_out = (
+            f" Kinds of fewer than {TINY} tokens are left out." if len(shares) < len(names) else ""
+        )
+        yield (f"{title}, the gate cut {listing}.{highest if times > STANDS_OUT else ''}{left_out}")
 
 
 def _describe_kind(kind: str, name: str) -> str:

@@ -4,14 +4,16 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from trustclip.findings.course import Course
+from trustclip.findings.facts import FEW_TOKENS
 from trustclip.findings.finding import Finding
-from trustclip.findings.rows import PREFIX, ends, mean, values
+from trustclip.findings.rows import PREFIX, ends, mean, percent, values
 
 
 def of_run(course: Course) -> Iterator[Finding]:
     """The distance that was logged; nothing where none was."""
     if course.full:
         yield _distance(course)
+        yield from _unequal(course)
         return
     moves = {row["step"]: k1 for row in course.rows if (k1 := row.get(f"{PREFIX}k1")) is not None}
     if moves:
@@ -25,6 +27,22 @@ def of_run(course: Course) -> Iterator[Finding]:
         first, last = ends(reference)
         text = f"The KL divergence from the reference went from {first:.2g} to {last:.2g} nats."
         yield Finding("movement/reference", "note", text, {"kl": last})
+
+
+def _unequal(course: Course) -> Iterator[Finding]:
+    """The update in which the fewest tokens carried the weight, if they were few."""
+    sizes = {row["step"]: size for row in course.full if (size := row.get(f"{PREFIX}ess"))}
+    few = {step: size for step, size in sizes.items() if size < FEW_TOKENS}
+    if not few:
+        return
+    least = min(few, key=lambda step: few[step])
+    text = (
+        f"In {len(few)} of {len(sizes)} {course.unit}s fewer than {percent(FEW_TOKENS)} of the "
+        f"tokens carried the weight: in {course.unit} {least} the ratios were so unequal that they "
+        f"counted like {percent(few[least])} of them (effective sample size)."
+    )
+    advice = "if this recurs, a smaller learning rate or fewer updates with each generation."
+    yield Finding("movement/unequal", "warning", text, {"ess": few[least]}, advice)
 
 
 def _distance(course: Course) -> Finding:

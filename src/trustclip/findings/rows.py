@@ -22,6 +22,26 @@ def mean(rows: Sequence[Row], name: str) -> float:
     return fmean(column) if column else 0.0
 
 
+def over_tokens(rows: Sequence[Row], name: str) -> tuple[float, int | None]:
+    """A share of tokens of one kind over all updates, and the number of such tokens.
+
+    Where an update did not log how many tokens it has of that kind, every update counts alike and
+    the number is None.
+
+    Example:
+      >>> few = {"trustclip/gated/p_old_0_0.01": 1.0, "trustclip/tokens/p_old_0_0.01": 10}
+      >>> many = {"trustclip/gated/p_old_0_0.01": 0.0, "trustclip/tokens/p_old_0_0.01": 90}
+      >>> over_tokens([few, many], "gated/p_old_0_0.01")
+      (0.1, 100)
+    """
+    share, count = PREFIX + name, PREFIX + name.replace("gated", "tokens", 1)
+    pairs = [(row[share], row[count]) for row in rows if share in row and row.get(count)]
+    if count == share or not pairs:
+        return mean(rows, name), None
+    tokens = sum(n for _, n in pairs)
+    return sum(value * n for value, n in pairs) / tokens, round(tokens)
+
+
 def percent(share: float) -> str:
     """A share in percent, to two digits.
 

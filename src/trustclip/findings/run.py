@@ -1,6 +1,6 @@
 """The findings of one run: its subjects, in the order in which they are read."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from trustclip.findings import (
     drift,
@@ -52,6 +52,7 @@ def of_run(run: Run) -> list[Finding]:
     findings = [_subject(course)]
     for subject in OF_MEANS if run.tabled else SUBJECTS:
         findings += subject(course)
+    findings[1:1] = _shortened(course.run)
     return [*findings, *_usual(course, findings), *_of_files(course)]
 
 
@@ -70,11 +71,34 @@ def _subject(course: Course) -> Finding:
         state = state if rows else ""
         text = f"{run.name}: {run.command} of {run.model}, {many}{state}. It has no constraint."
     elif not rows:
-        text = f"{run.name}: {describe(run.method)} on {run.model}, no update logged yet."
+        none = "its log holds no update" if run.finished else "no update logged yet"
+        text = f"{run.name}: {describe(run.method)} on {run.model}, {none}."
     else:
         many = f"{run.last_step} update{'s' * (run.last_step != 1)}"
         text = f"{run.name}: {describe(run.method)} on {run.model}, {many}{state}."
     return Finding("run/subject", "note", text, {"updates": run.last_step})
+
+
+def _shortened(run: Run) -> Iterator[Finding]:
+    """Records that are shorter than when the run ended, so that what is said is of a part."""
+    recorded = run.summary.get("hashes")
+    for name, at_end in recorded.items() if isinstance(recorded, Mapping) else ():
+        whole = at_end.get("bytes") if isinstance(at_end, Mapping) else None
+        if not isinstance(whole, int) or not name.endswith(".jsonl"):
+            continue
+        file = run.path / name
+        size = file.stat().st_size if file.is_file() else None
+        if size is None:
+            text = f"{name} is missing. It had {whole:,} bytes when the run ended."
+        elif size < whole:
+            text = (
+                f"{name} has been cut: it has {size:,} of the {whole:,} bytes that it had when the "
+                "run ended. What is said of it is of the part that is left."
+            )
+        else:
+            continue
+        advice = "restore the file; trustclip verify names all that has changed."
+        yield Finding("files/cut", "fault", text, {"bytes": size or 0}, advice)
 
 
 def _usual(course: Course, findings: Iterable[Finding]) -> Iterator[Finding]:

@@ -1,14 +1,28 @@
 """The learning signal: rewards, groups that teach nothing, truncated completions, lengths."""
 
+import re
 from collections.abc import Iterator
+from itertools import pairwise
+from math import sqrt
 from statistics import fmean
 
 from trustclip.findings import start
 from trustclip.findings.course import Course
-from trustclip.findings.facts import GROWN, IDLE, LOSS_HAS_GRADIENT, NO_LOSS, TRUNCATED
+from trustclip.findings.facts import (
+    DROPPED,
+    GROWN,
+    IDLE,
+    KEPT,
+    LOSS_HAS_GRADIENT,
+    NO_LOSS,
+    TRUNCATED,
+)
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import ends, percent, values
 from trustclip.stats.silent import silent
+
+#: The mean of one reward function, as TRL names it.
+_MEAN = re.compile(r"rewards/.+/mean").fullmatch
 
 
 def of_run(course: Course) -> Iterator[Finding]:
@@ -21,13 +35,59 @@ def of_run(course: Course) -> Iterator[Finding]:
             else f"The mean reward was {first:.3g} in every update that logged it."
         )
         yield Finding("signal/reward", "note", text, {"reward": last})
-    yield from _loss(course)
     hopeless = bool(start.of_run(course.run))  # which has its own advice
+    yield from _never(course, hopeless)
+    yield from _drop(course)
+    yield from _loss(course)
     yield from _idle(course, hopeless)
     if broken := [share for share in values(course.rows, "nonfinite") if share]:
         text = f"Up to {percent(max(broken))} of tokens hold a number that is not finite."
         yield Finding("signal/nonfinite", "warning", text, {"nonfinite": max(broken)})
     yield from _lengths(course, hopeless)
+
+
+def _never(course: Course, hopeless: bool) -> Iterator[Finding]:
+    """Rewards that no completion ever got, one by one where there are several."""
+    names = dict.fromkeys(key for row in course.rows for key in row if _MEAN(key))
+    spreads = {name: name.removesuffix("mean") + "std" for name in names}
+    many = sum(course.completions.values())
+    of_all = f"all {many:,} completions" if many else "every completion"
+    for name, spread in (spreads or {"reward": "reward_std"}).items():
+        means, spreads_of = (values(course.rows, key, prefix="") for key in (name, spread))
+        if not means or any(means) or any(spreads_of):
+            continue
+        which = f" {name.split('/')[1]!r}" if len(spreads) > 1 else ""
+        text = f"Nothing was right in training: the reward{which} was 0 for {of_all}."
+        advice = (
+            "look at some completions (trustclip report), then take easier problems, or fine-tune "
+            "on worked solutions first (sft)."
+        )
+        yield Finding("signal/never", "fault", text, {name: 0.0}, "" if hopeless else advice)
+
+
+def _drop(course: Course) -> Iterator[Finding]:
+    """The largest clear fall of the reward from one generation to the next."""
+    many, worst = course.completions, None
+    for before, after in pairwise(row for row in course.rows if row.get("reward_std")):
+        fall = before["reward"] - after["reward"]
+        size = many.get(max((step for step in many if step < after["step"]), default=-1), 0)
+        if not size or after["reward"] > KEPT * before["reward"]:
+            continue
+        error = sqrt((before["reward_std"] ** 2 + after["reward_std"] ** 2) / size)
+        if fall > DROPPED * error and (worst is None or fall > worst[0]):
+            worst = fall, before, after
+    if worst:
+        _, before, after = worst
+        text = (
+            f"The mean reward fell from {before['reward']:.3g} to {after['reward']:.3g} with the "
+            f"generation of update {after['step']}, which is more than chance."
+        )
+        evidence = {"reward": after["reward"], "update": after["step"]}
+        advice = (
+            "look at the updates before it (trustclip report): a larger movement there (k3) asks "
+            "for a smaller learning rate or fewer updates with each generation."
+        )
+        yield Finding("signal/drop", "warning", text, evidence, advice)
 
 
 def _loss(course: Course) -> Iterator[Finding]:

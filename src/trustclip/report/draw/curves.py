@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import inf
 
 from trustclip.findings.groups import Group, names, pooled
+from trustclip.findings.rows import PREFIX, over_tokens
 from trustclip.logs.names import SAMPLING_ENTROPY
 from trustclip.logs.reader import Run
 from trustclip.report.draw.marks import (
@@ -289,16 +290,14 @@ def bucket_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     panels = []
     for kind, axis in _KINDS:
         marks = [
-            mark
-            for group in groups
-            if (mark := means_of(group, f"trustclip/gated/{kind}_", _bucket, 100.0))
+            mark for group in groups if (mark := means_of(group, f"gated/{kind}_", _bucket, 100.0))
         ]
         if marks:
             title = f"By {axis.partition(',')[0]}"
             panels.append(Panel(title, axis, "percent gated", marks))
     caption = (
         "Share of gated tokens by their probability under the old policy, by quarter of the "
-        "completion, and by the entropy of the policy at their position; mean over updates."
+        "completion, and by the entropy of the policy at their position, over all tokens of a run."
     )
     return figure(f"kinds{suffix}", "Which kinds of tokens are gated", caption, panels)
 
@@ -306,16 +305,13 @@ def bucket_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
 def means_of(
     group: Group, prefix: str, label: Callable[[str], str], factor: float = 1.0
 ) -> Mark | None:
-    """Mean of the logged values of each metric of a prefix, by its bucket, in order."""
-    values: dict[str, list[float]] = {}
-    for row in (row for run in group.runs for row in run.training):
-        for key, value in row.items():
-            if key.startswith(prefix) and isinstance(value, int | float):
-                values.setdefault(key.removeprefix(prefix), []).append(value)
-    names = sorted(values, key=lambda name: float(name.partition("_")[0]))
-    means = [factor * sum(values[name]) / len(values[name]) for name in names]
-    places = [label(name) for name in names]
-    return Mark("points", places, means, group.label, group.series) if means else None
+    """Mean over a run of each metric of a prefix, by its bucket, in order."""
+    rows = [row for run in group.runs for row in run.training]
+    whole = PREFIX + prefix
+    found = {key.removeprefix(whole) for row in rows for key in row if key.startswith(whole)}
+    names = sorted(found, key=lambda name: float(name.partition("_")[0]))
+    means = [factor * over_tokens(rows, prefix + name)[0] for name in names]
+    return Mark("points", [*map(label, names)], means, group.label, group.series) if means else None
 
 
 def _bucket(name: str) -> str:

@@ -76,7 +76,7 @@ def lag_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     """Mean distances over the run by the age of completions."""
     panels = []
     for key, title in (("k3", "The policy moved"), ("sampler/k3", "The sampler differs")):
-        marks = [m for group in groups if (m := means_of(group, f"trustclip/{key}/lag_", in_words))]
+        marks = [m for group in groups if (m := means_of(group, f"{key}/lag_", in_words))]
         if any(len(mark.x) > 1 for mark in marks):
             panels.append(Panel(title, "updates since sampling", "k3, nats per token", marks))
     caption = "Mean over the run, by the number of updates since a completion was sampled."

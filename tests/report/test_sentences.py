@@ -15,7 +15,7 @@ from trustclip.findings.start import of_evaluation, of_generation
 from trustclip.report.build import build
 from trustclip.report.collect import collect
 from trustclip.report.console import explain
-from trustclip.train.models import lora_config
+from trustclip.train.configs import lora_config
 from trustclip.train.runs.progress import Stage
 from trustclip.train.settings.stages import RLStage
 

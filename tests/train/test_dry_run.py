@@ -110,7 +110,7 @@ def test_what_a_forward_pass_keeps_is_what_a_real_one_keeps(family, lora, device
     import transformers
     from peft import get_peft_model
 
-    from trustclip.train.models import lora_config
+    from trustclip.train.configs import lora_config
     from trustclip.train.preflight.memory import _saved_bytes
 
     numbers = QWEN3_8B | dict(

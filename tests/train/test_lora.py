@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM
 from trustclip.logs.identity import essential
 from trustclip.support.jsonl import plain
 from trustclip.train.checks import complaints
-from trustclip.train.models import load_model, lora_config, save_model
+from trustclip.train.configs import lora_config
+from trustclip.train.models import load_model, save_model
 from trustclip.train.settings.stages import Lora, RLStage, SFTStage
 from trustclip.train.tiny import tiny_model
 

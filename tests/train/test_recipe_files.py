@@ -12,7 +12,6 @@ import yaml
 import trustclip as tc
 from trustclip.cli.arguments import parse
 from trustclip.support.names import nearest
-from trustclip.train.checks import schedule_of
 from trustclip.train.files import (
     TINY_RECIPE,
     as_mapping,
@@ -78,7 +77,7 @@ def errors_of(path, changes=None):
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_shipped_recipes_load_and_let_the_constraint_act(path):
     recipe = load_recipe(path)
-    assert not schedule_of(recipe.rl).inert
+    assert not recipe.rl.schedule.inert
     assert recipe.name == path.stem and recipe.eval is not None
 
 

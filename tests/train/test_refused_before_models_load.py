@@ -116,9 +116,11 @@ def test_a_reward_whose_constructor_fails(tmp_path, monkeypatch, capsys, loads):
 
 def test_a_reward_is_made_once_for_a_whole_run(tmp_path, monkeypatch):
     from trustclip.support.terminal import Terminal
-    from trustclip.train.equipment import Equipment
+    from trustclip.train import rl
+    from trustclip.train.problems.problem import Problem
     from trustclip.train.runs.directory import RunDirectory
     from trustclip.train.settings.stages import RLSettings
+    from trustclip.train.tiny import tiny_model
 
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(
@@ -138,8 +140,10 @@ def test_a_reward_is_made_once_for_a_whole_run(tmp_path, monkeypatch):
             model="tiny", dataset="arithmetic", output_dir=tmp_path / "r", reward="own.py:Noted"
         )
         run = RunDirectory(tmp_path / "r", "rl", settings)
-        with Equipment(settings, settings, run, Terminal()):
-            pass
+        monkeypatch.setattr(rl, "starting_model", lambda *_: tiny_model())
+        problems = [Problem("a", "1+1", "2")]
+        with rl.ready(settings, problems, run, Terminal()) as prepared:
+            assert [*map(len, prepared.problems.values())] == [len(prepared.table)] == [1]
     assert Path("made").read_text() == Path("closed").read_text() == "x"
 
 
@@ -199,13 +203,14 @@ def test_a_vllm_server_that_wakes_up_is_awaited(tmp_path, monkeypatch, waking):
 
 def test_a_dry_run_says_it_too(monkeypatch):
     from trustclip.train.preflight.dry_run import _missing
-    from trustclip.train.settings.stages import RLStage
+    from trustclip.train.settings.stages import RLSettings
 
     package("vllm", monkeypatch)
     package("wandb", monkeypatch, login=lambda **_: False)
     monkeypatch.setenv("WANDB_MODE", "online")
     trl = {"vllm_mode": "server", "vllm_server_host": "127.0.0.1", "vllm_server_port": 9}
-    found = _missing(RLStage(dataset="arithmetic", use_vllm=True, sink="wandb", trl=trl), "tiny")
+    place: dict[str, Any] = dict(model="tiny", dataset="arithmetic", output_dir="run")
+    found = _missing(RLSettings(**place, use_vllm=True, sink="wandb", trl=trl))
     assert len(found) == 2 and "no API key" in found[0] and NOWHERE in found[1]
 
 

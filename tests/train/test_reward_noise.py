@@ -28,9 +28,9 @@ def test_a_share_of_samples_by_their_key() -> None:
 def test_the_policy_is_told_the_opposite_and_the_file_the_truth(tmp_path, noise: float) -> None:
     run = RunDirectory(tmp_path / "run", "rl", RLStage(dataset="arithmetic"))
     told, logged = [], {}
-    rewards = Rewards(RLStage(dataset="arithmetic", reward_noise=noise), "boxed", 3)
+    rewards = Rewards(RLStage(dataset="arithmetic", reward_noise=noise, prompt_style="boxed"), 3)
     (reward,) = rewards.functions
-    recorder = RunRecorder(run, rewards, noise > 0)
+    recorder = RunRecorder(run, rewards)
     completions = [[{"content": f"\\boxed{{{i % 2}}}"}] for i in range(64)]
     identities = [str(i // 8) for i in range(64)]
     try:

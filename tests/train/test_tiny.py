@@ -157,13 +157,13 @@ def test_the_seed_decides_the_weights_and_leaves_the_random_state_alone():
 
 
 def test_reinforcement_learning_primes_the_built_in_model_it_is_given(tmp_path, monkeypatch):
-    def untuned(settings, _):
-        return SimpleNamespace(summary={"finished": True}, final=settings.model)
+    def untuned(settings, _, part):
+        return SimpleNamespace(final=settings.model)
 
-    monkeypatch.setattr("trustclip.train.sft.run_sft", untuned)
+    monkeypatch.setattr("trustclip.train.sft.sft", untuned)
     asked = build(RLSettings, preset("rl", "tiny"), Source(changes={"model": "small"}))
     run = RunDirectory(tmp_path, "rl", asked)
-    config = starting_model(asked, asked.style, run, Console(quiet=True))[0].config
+    config = starting_model(asked, run, Console(quiet=True))[0].config
     shape = {"layers": config.num_hidden_layers, "hidden": config.hidden_size}
     assert shape == BUILT_IN["small"]
 

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.constraints.base import Trait
-from trustclip.constraints.schedule import Schedule
 from trustclip.engines import limits
 from trustclip.support.inside import check_url
 from trustclip.support.names import nearest
 from trustclip.train import rewarding
 from trustclip.train.problems.generated import GENERATED, PRIMER
 from trustclip.train.problems.rows import Fields, map_columns
-from trustclip.train.problems.verify.chosen import RESERVED
-from trustclip.train.rewarding import CORRECT
+from trustclip.train.problems.verify.chosen import CORRECT, RESERVED
 from trustclip.train.settings.stages import (
     DemoSettings,
     EvalStage,
@@ -114,11 +112,10 @@ def _adapters(settings: SFTStage | RLStage) -> Iterator[Complaint]:
 
 
 def _schedule(settings: RLStage) -> Iterator[Complaint]:
-    schedule = schedule_of(settings)
+    schedule, samples = settings.schedule, settings.samples
     acts = Trait.ACTS_ON_POLICY in settings.method.traits
     if schedule.inert and not (settings.allow_inert or acts):
         yield ("num_iterations",), schedule.explain_inert(settings.method.name)
-    samples = settings.per_device_train_batch_size * schedule.steps_per_generation
     if samples % settings.num_generations:
         yield (
             ("num_generations",),
@@ -165,7 +162,7 @@ def absent(settings: Any) -> Iterator[str]:
 
 def _engine(settings: RLStage) -> None:
     """Raise ValueError if TRL, Transformers or the engine refuses the settings."""
-    from trustclip.train.grpo import grpo_config
+    from trustclip.train.configs import grpo_config
 
     try:
         grpo_config(settings, Path("checkpoints"))
@@ -194,15 +191,6 @@ def _(settings: EvalStage) -> Iterator[Complaint]:
                 open_source(str(local or name), "test")
 
             yield from _errors(("tasks",), look)
-
-
-def schedule_of(settings: RLStage) -> Schedule:
-    """The schedule of updates per generation that the settings describe."""
-    return Schedule(
-        settings.steps_per_generation or settings.gradient_accumulation_steps,
-        settings.num_iterations,
-        settings.gradient_accumulation_steps,
-    )
 
 
 def _vllm(settings: Any) -> Iterator[str]:

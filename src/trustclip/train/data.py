@@ -1,6 +1,5 @@
 """Problems for a recipe, generated or from a source, with training and test problems disjoint."""
 
-import hashlib
 import json
 import os
 from collections import Counter
@@ -11,26 +10,26 @@ from typing import Any
 
 from rich.console import Console
 
-from trustclip.support.terminal import warn
+from trustclip.support.terminal import announce, warn
 from trustclip.train.problems.alike import Tokens, tokenize
 from trustclip.train.problems.arithmetic import Arithmetic
 from trustclip.train.problems.decontaminate import decontaminate
 from trustclip.train.problems.files import stem_of
 from trustclip.train.problems.generated import GENERATED, PRIMER
 from trustclip.train.problems.problem import Problem
-from trustclip.train.problems.prompts import PromptStyle, rendered
+from trustclip.train.problems.prompts import FILE, PromptStyle, messages, tokens_of
 from trustclip.train.problems.sources import RowSelection, load_problems, load_task
-from trustclip.train.problems.verify.chosen import check_columns, read_rewards
-from trustclip.train.rewarding import check_data, columns_of, has_own, needs_answers
+from trustclip.train.problems.verify.chosen import check_columns
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.settings.stages import (
     NOTHING,
     OWN_TESTS,
     EvalStage,
     Recipe,
+    RLSettings,
     RLStage,
+    SFTSettings,
     Training,
-    source_of,
 )
 
 #: Number of generated problems when no limit is set.
@@ -54,19 +53,33 @@ class RecipeData:
 
 def recipe_problems(recipe: Recipe, run: RunDirectory | None = None) -> RecipeData:
     """Load all problems of a recipe and keep training and test problems apart."""
-    data = {"rl": training_problems(recipe.rl, run, recipe.seed)}
-    if recipe.sft is not None:
-        data["sft"] = training_problems(recipe.sft, run, recipe.seed, solutions=True)
     tests = {} if recipe.eval is None else test_problems(recipe.eval, run)
     folder = None if recipe.eval is None else recipe.eval.data_dir
-    overlap = {}
-    for stage, problems in data.items():
-        settings = recipe.rl if stage == "rl" or recipe.sft is None else recipe.sft
-        test_sets = {**tests, **further_tests(settings, run, folder)}
-        data[stage], overlap[stage] = exclude_tests(problems, test_sets, settings)
-    enough(data["rl"], recipe.rl)
-    check_data(data["rl"], recipe.rl)
-    return RecipeData(data.get("sft", []), data["rl"], tests, overlap)
+    training, overlap = training_data(recipe.training, run, tests, folder)
+    tuning: list[Problem] = []
+    if recipe.tuning is not None:
+        tuning, of_tuning = training_data(recipe.tuning, run, tests, folder)
+        overlap |= of_tuning
+    enough(training, recipe.rl)
+    check_data(training, recipe.rl)
+    return RecipeData(tuning, training, tests, overlap)
+
+
+def training_data(
+    settings: RLSettings | SFTSettings,
+    run: RunDirectory | None,
+    tests: Mapping[str, Sequence[Problem]] | None = None,
+    folder: Path | None = None,
+) -> tuple[list[Problem], dict[str, Any]]:
+    """The problems of a stage without test problems, and what `exclude_tests` found, by its name.
+
+    Test problems are the given ones, and those that the settings name; see `further_tests`.
+    """
+    solutions = isinstance(settings, SFTSettings)
+    problems = training_problems(settings, run, settings.seed, solutions=solutions)
+    all_tests = {**(tests or {}), **further_tests(settings, run, folder)}
+    problems, found = exclude_tests(problems, all_tests, settings)
+    return problems, {"sft" if solutions else "rl": found}
 
 
 def further_tests(
@@ -139,9 +152,8 @@ def exclude_tests(
 def enough(problems: Sequence[Problem], settings: RLStage) -> None:
     """Refuse fewer problems than one generation takes: the trainer would make no update at all."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    steps = settings.steps_per_generation or settings.gradient_accumulation_steps
-    completions = settings.per_device_train_batch_size * steps * processes
-    minimum = completions // settings.num_generations
+    steps = settings.schedule.steps_per_generation
+    minimum = settings.samples * processes // settings.num_generations
     if len(problems) < minimum:
         ranks = f" x {processes} processes" if processes > 1 else ""
         raise ValueError(
@@ -152,6 +164,26 @@ def enough(problems: Sequence[Problem], settings: RLStage) -> None:
             "Lower steps_per_generation (gradient_accumulation_steps where that is unset) or the "
             "batch size, or add problems."
         )
+
+
+def short_enough(
+    problems: Sequence[Problem], tokenizer: Any, settings: RLStage
+) -> Sequence[Problem]:
+    """The problems with prompts of at most ``max_prompt_length`` tokens, if they are enough."""
+    limit, style = settings.max_prompt_length, settings.style
+    if limit is None:
+        return problems
+    short = [problem for problem in problems if tokens_of(tokenizer, problem, style) <= limit]
+    if not short:
+        raise ValueError(f"no problem has a prompt of at most max_prompt_length = {limit} tokens.")
+    enough(short, settings)
+    return short
+
+
+def tell_overlap(console: Console, overlap: Mapping[str, Any]) -> None:
+    """Print the sentences of `overlap_text`."""
+    for line in overlap_text(overlap):
+        announce(console, line)
 
 
 def overlap_text(overlap: Mapping[str, Any]) -> list[str]:
@@ -182,17 +214,13 @@ def training_problems(
         return GENERATED[settings.dataset](seed=seed).train(settings.limit or MANY)
     if settings.dataset == PRIMER and solutions:
         return Arithmetic(seed=seed).primer(settings.limit or PRIMER_SIZE)
-    rl = settings if isinstance(settings, RLStage) else None
+    is_rl = isinstance(settings, RLStage)
     problems = load_problems(
-        source_of(settings.dataset, settings.split),
+        settings.source,
         limit=None if solutions else settings.limit,
         max_bad_rows=settings.max_bad_rows,
         quarantine=run and run.quarantine,
-        selection=RowSelection(
-            settings.columns,
-            answers=rl is None or needs_answers(rl),
-            further=rl is not None and has_own(rl),
-        ),
+        selection=_selection(settings) if is_rl else RowSelection(settings.columns),
     )
     if not solutions:
         return problems
@@ -221,33 +249,57 @@ def test_problems(settings: EvalStage, run: RunDirectory | None = None) -> dict[
         if name in GENERATED:
             problems = GENERATED[name]().test(settings.limit or 128)
         else:
-            columns = RowSelection(
-                settings.columns, answers=needs_answers(settings), further=has_own(settings)
-            )
+            selection = _selection(settings)
             problems = load_task(
-                name, settings.data_dir, quarantine=run and run.quarantine, selection=columns
+                name, settings.data_dir, quarantine=run and run.quarantine, selection=selection
             )
         tasks[label] = problems[: settings.limit]
-        check_columns(read_rewards(settings.reward), columns_of(problems[0]), name)
+        check_columns(settings.rewards, columns_of(problems[0]), name)
     return tasks
 
 
-#: Beside a trained model: the prompts that it was trained with.
-FILE = "prompt.json"
+def _selection(settings: RLStage | EvalStage) -> RowSelection:
+    """What the rewards read of a row: a gold answer, and any column if one is the user's own."""
+    return RowSelection(
+        settings.columns,
+        answers=any(one.reads_answer for one in settings.rewards),
+        further=any(one.own for one in settings.rewards),
+    )
 
 
-def record(style: PromptStyle, tokenizer: Any = None, problem: str | None = None) -> dict[str, Any]:
-    """A prompt in plain values, for ``summary.json`` and for `FILE`.
+def check_data(problems: Sequence[Problem], settings: RLStage) -> None:
+    """Refuse problems without a column that the rewards read, before a model loads."""
+    check_columns(settings.rewards, columns_of(problems[0]), settings.dataset)
 
-    With the hash of a tokenizer's chat template, and a problem as the model gets it.
-    """
-    prompt = {"style": style.name, **style.asked}
-    if tokenizer is not None:
-        template = str(tokenizer.chat_template).encode()
-        prompt["chat_template"] = hashlib.sha256(template).hexdigest()[:16]
-    if tokenizer is not None and problem is not None:
-        prompt["rendered"] = rendered(tokenizer, problem, style)
-    return prompt
+
+def columns_of(problem: Problem) -> dict[str, Any]:
+    """Columns of a problem that reward functions get."""
+    answer = {"answer": problem.answer} if problem.answer else {}
+    return {**problem.columns, **answer, "id": problem.id}
+
+
+def training_row(problem: Problem, style: PromptStyle) -> dict[str, Any]:
+    """A row of the trainer's data set: the prompt, and the columns that reward functions get."""
+    return {**columns_of(problem), "prompt": messages(problem.problem, style)}
+
+
+def data_table(problems: Sequence[Problem], style: PromptStyle) -> Any:
+    """The trainer's data set; an error names the column with values of several types."""
+    from datasets import Dataset
+    from pyarrow import ArrowException
+
+    rows = [training_row(problem, style) for problem in problems]
+    try:
+        return Dataset.from_list(rows)
+    except (ArrowException, TypeError, OverflowError) as error:
+        for name in rows[0]:
+            kinds = sorted({type(row.get(name)).__name__ for row in rows} - {"NoneType"})
+            if len(kinds) > 1:
+                raise ValueError(
+                    f"the column {name!r} of the data holds several types ({', '.join(kinds)}): "
+                    "convert it to one, for example to text."
+                ) from error
+        raise ValueError(f"the data's columns do not fit into a table: {error}") from error
 
 
 def trained_with(model: str) -> dict[str, Any] | None:

@@ -5,15 +5,18 @@ from collections import Counter
 from rich.console import Console
 
 from trustclip.logs.answers import scores
-from trustclip.support.terminal import print_table
+from trustclip.support.consent import names_in
+from trustclip.support.jsonl import plain
+from trustclip.support.terminal import announce, print_table
 from trustclip.train.checks import refuse
-from trustclip.train.data import record, show, test_problems, trained_with, unlike
+from trustclip.train.data import show, test_problems, trained_with, unlike
 from trustclip.train.durable.lock import only_process, rank
 from trustclip.train.evaluation.backends.local import Backend, Local, Sampling
 from trustclip.train.evaluation.backends.vllm import VLLM, Engine
 from trustclip.train.evaluation.evaluate import Plan, evaluate, recover, scores_table
 from trustclip.train.evaluation.measures import Measures
 from trustclip.train.models import adapter_of, base_of, load_model
+from trustclip.train.problems.prompts import record
 from trustclip.train.rewarding import keep_code
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.settings.stages import EvalSettings
@@ -43,17 +46,17 @@ def _run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:
     for task, problems in tasks.items():
         run.problems(problems, task)
     measures = Measures(settings.reward, settings.style.extraction)
-    keep_code(run, settings)
+    keep_code(run, names_in(plain(settings)))
     plan = Plan(settings.k, settings.style, settings.seed, settings.batch_size, measures)
     completed = recover(run.path / "samples.jsonl", tasks, plan)
     if completed:
         console.print(f"continuing: {len(completed) // plan.k} problems are done", highlight=False)
     show(console, unlike(settings.model, settings.style))
     count = sum(map(len, tasks.values()))
-    console.print(
+    announce(
+        console,
         f"eval: {settings.model} on {count} problems, {settings.k} samples of each, in {run.path}",
-        highlight=False, markup=False, soft_wrap=True,
-    )  # fmt: skip
+    )
     backend = open_backend(settings)
     try:
         rows = evaluate(run, console, backend, tasks, plan, done=completed)

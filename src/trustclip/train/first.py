@@ -8,7 +8,7 @@ from typing import Any
 
 from trustclip.support.jsonl import plain
 from trustclip.support.text import one_line
-from trustclip.train.data import training_problems
+from trustclip.train.data import check_data, training_problems
 from trustclip.train.models import load_tokenizer
 from trustclip.train.problems.files import format_of
 from trustclip.train.problems.generated import GENERATED
@@ -16,7 +16,6 @@ from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import completion, tokens_of
 from trustclip.train.problems.rows import map_columns
 from trustclip.train.problems.sources import open_source
-from trustclip.train.rewarding import check_data
 from trustclip.train.settings.stages import InitSettings, RLStage
 from trustclip.train.shipped import modeline
 

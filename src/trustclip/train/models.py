@@ -5,18 +5,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Literal
+from typing import Any
 
 from trustclip.support.flush import flush_tree
 from trustclip.support.jsonl import write_json
 from trustclip.support.names import nearest
-from trustclip.train.data import FILE
 from trustclip.train.durable.ranks import by_first
 from trustclip.train.durable.store import same_mode, writing_to
 from trustclip.train.gguf import check_gguf, convert, gguf_of
-from trustclip.train.problems.prompts import PromptStyle, set_chat_template
+from trustclip.train.problems.prompts import FILE, PromptStyle, set_chat_template
 from trustclip.train.settings.pretrained import PRETRAINED
-from trustclip.train.settings.stages import Dtype, Lora
+from trustclip.train.settings.stages import Dtype, Saved
 from trustclip.train.tiny import BUILT_IN, tiny_model, tiny_tokenizer
 
 #: The file that marks the folder of a LoRA adapter.
@@ -197,9 +196,9 @@ def load_model(
         ) from error
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"cannot load the model {name!r}: {error}") from error
+    check_tokenizer(tokenizer, model.config, name)
     if (weight := nonfinite(model)) is not None:
         raise ValueError(f"the model {name!r} cannot be used: {weight} is NaN or infinite.")
-    check_tokenizer(tokenizer, model.config, name)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
@@ -261,7 +260,7 @@ def save_model(
     tokenizer: Any,
     folder: Path,
     prompt: Mapping[str, Any] | None = None,
-    what: Literal["merged", "adapter", "both"] = "merged",
+    what: Saved = "merged",
 ) -> None:
     """Write a model that any Hugging Face program loads: adapters merged, tokenizer beside it.
 
@@ -315,27 +314,3 @@ def _write_adapter(folder: Path, config: Any, weights: Mapping[str, Any]) -> Non
     replace(config, inference_mode=True).save_pretrained(str(folder))
     whole = {name: weight.contiguous().cpu() for name, weight in weights.items()}
     save_file(whole, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-
-
-def lora_config(r: int, alpha: int | None = None, lora: Lora | None = None) -> Any:
-    """LoRA configuration; None for r = 0. By default every linear layer, without dropout.
-
-    Dropout would make the ratio differ from 1 before any update: each pass draws its own mask.
-    """
-    if r == 0:
-        return None
-    from peft import LoraConfig
-
-    lora = lora or Lora()
-    modules = lora.target_modules
-    return LoraConfig(
-        r=r,
-        lora_alpha=2 * r if alpha is None else alpha,
-        lora_dropout=lora.dropout,
-        target_modules=modules if isinstance(modules, str) else list(modules),
-        modules_to_save=list(lora.modules_to_save) or None,
-        use_rslora=lora.use_rslora,
-        use_dora=lora.use_dora,
-        bias=lora.bias,
-        task_type="CAUSAL_LM",
-    )

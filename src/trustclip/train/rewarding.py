@@ -10,23 +10,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from trustclip.support.consent import names_in
-from trustclip.support.jsonl import plain
+from trustclip.train.data import training_row
 from trustclip.train.problems.problem import Problem
-from trustclip.train.problems.prompts import PromptStyle, messages
 from trustclip.train.problems.verify import AnswerReward, SoftOverlong
 from trustclip.train.problems.verify.chosen import (
-    check_columns,
+    CORRECT,
     make_reward,
     read_rewards,
     resolve,
 )
-from trustclip.train.problems.verify.extraction import Style
 from trustclip.train.runs.directory import RunDirectory
-from trustclip.train.settings.stages import EvalStage, RLStage
+from trustclip.train.settings.stages import RLStage
 
-#: Name of the binary answer reward, which can be noisy and needs golds.
-CORRECT = "correct"
 #: Folder of a run directory with the Python files that it has imported.
 CODE = "code"
 
@@ -87,10 +82,11 @@ class Rewards:
       ValueError: one cannot be imported or made.
     """
 
-    def __init__(self, settings: RLStage, style: Style, seed: int = 0) -> None:
+    def __init__(self, settings: RLStage, seed: int = 0) -> None:
+        style = settings.style.extraction
         self.functions: list[Any] = []
         self.correct: NoisyReward | None = None
-        for one in read_rewards(settings.reward):
+        for one in settings.rewards:
             if one.name == CORRECT:
                 answer_style = dict(one.arguments).get("style", style)
                 self.correct = NoisyReward(answer_style, settings.reward_noise, seed, one.label)
@@ -100,7 +96,8 @@ class Rewards:
         if settings.overlong_cache:
             overlong = SoftOverlong(settings.max_completion_length, settings.overlong_cache)
             self.functions.append(overlong)
-        self._weights = dict(zip(self.names, weights(settings), strict=True))
+        self.noisy = settings.reward_noise > 0
+        self._weights = dict(zip(self.names, settings.reward_weights, strict=True))
 
     @property
     def names(self) -> list[str]:
@@ -142,24 +139,6 @@ class Rewards:
                 close()
 
 
-def weights(settings: RLStage) -> list[float]:
-    """Weight of each reward function, in the order of `Rewards`."""
-    return [one.weight for one in read_rewards(settings.reward)] + [1.0] * bool(
-        settings.overlong_cache
-    )
-
-
-def needs_answers(settings: RLStage | EvalStage) -> bool:
-    """Whether a problem without a gold answer is useless: a built-in reward reads it."""
-    reads = {"answer_graded", "number_graded", CORRECT}
-    return any(one.name in reads for one in read_rewards(settings.reward))
-
-
-def has_own(settings: RLStage | EvalStage) -> bool:
-    """Whether a reward is the user's own, which may read any column of the data."""
-    return any(one.own for one in read_rewards(settings.reward))
-
-
 def complaints(reward: Any) -> Iterable[str]:
     """Errors of the rewards; the code of the user's own is imported for this."""
     for one in read_rewards(reward):
@@ -169,32 +148,14 @@ def complaints(reward: Any) -> Iterable[str]:
             yield str(error)
 
 
-def check_data(problems: Sequence[Problem], settings: RLStage) -> None:
-    """Refuse problems without a column that the rewards read, before a model loads."""
-    check_columns(
-        read_rewards(settings.reward), training_row(problems[0], settings.style), settings.dataset
-    )
-
-
-def training_row(problem: Problem, style: PromptStyle) -> dict[str, Any]:
-    """A row of the trainer's data set: the prompt, and the columns that reward functions get."""
-    return {**columns_of(problem), "prompt": messages(problem.problem, style)}
-
-
-def columns_of(problem: Problem) -> dict[str, Any]:
-    """Columns of a problem that reward functions get."""
-    answer = {"answer": problem.answer} if problem.answer else {}
-    return {**problem.columns, **answer, "id": problem.id}
-
-
-def keep_code(run: RunDirectory, settings: Any) -> None:
-    """Copy the Python files that settings name to the run's folder ``code``, once each.
+def keep_code(run: RunDirectory, names: Iterable[str]) -> None:
+    """Copy the Python files of these ``file.py:name`` to the run's folder ``code``, once each.
 
     A file that has changed since is copied beside the first, and the change is noted.
     """
     if not run.leads:
         return
-    for name in sorted(names_in(plain(settings))):
+    for name in sorted(names):
         file = Path(name.rpartition(":")[0])
         if file.suffix != ".py" or not file.is_file():
             continue

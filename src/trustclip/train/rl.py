@@ -1,35 +1,47 @@
-"""Reinforcement learning with verified rewards, by TRL under one of trustclip's methods."""
+"""Reinforcement learning with verified rewards, by TRL under one of trustclip's methods.
 
+Three calls: `check` refuses settings that cannot work, `prepare` loads what training needs and
+refuses what does not fit, `train` trains and saves. Settings are read in the first two only.
+"""
+
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NewType
 
 from rich.console import Console
 
+from trustclip.support.consent import names_in
+from trustclip.support.jsonl import plain
+from trustclip.support.secrets import redact
 from trustclip.support.terminal import announce
-from trustclip.train.checks import refuse, schedule_of
+from trustclip.train.checks import refuse
+from trustclip.train.configs import grpo_config, lora_config
 from trustclip.train.data import (
+    check_data,
+    data_table,
     enough,
-    exclude_tests,
-    further_tests,
-    overlap_text,
-    record,
+    short_enough,
     show,
-    training_problems,
+    tell_overlap,
+    training_data,
     unlike,
 )
 from trustclip.train.durable.ranks import by_first
 from trustclip.train.durable.rollcall import Interrupted
-from trustclip.train.equipment import Equipment, open_run
-from trustclip.train.grpo import grpo_config
-from trustclip.train.models import load_model, lora_config, save_model
+from trustclip.train.evaluation.evaluate import Evaluation
+from trustclip.train.models import load_model, save_model
 from trustclip.train.problems.problem import Problem
-from trustclip.train.problems.prompts import PromptStyle, tokens_of
-from trustclip.train.rewarding import Rewards, check_data, keep_code, training_row
+from trustclip.train.problems.prompts import record
+from trustclip.train.rewarding import Rewards, keep_code
 from trustclip.train.runs.card import conclude
 from trustclip.train.runs.directory import RunDirectory
+from trustclip.train.runs.opening import open_run
 from trustclip.train.runs.progress import Stage
-from trustclip.train.settings.stages import Place, RLSettings, RLStage
+from trustclip.train.services import await_server, check_sampling
+from trustclip.train.settings.stages import RLSettings, Saved
+from trustclip.train.sft import prime
 from trustclip.train.tiny import BUILT_IN
 from trustclip.train.watch.callbacks import (
     Checkups,
@@ -41,6 +53,7 @@ from trustclip.train.watch.callbacks import (
 from trustclip.train.watch.completions import Completions
 from trustclip.train.watch.guards import Guards, Notice
 from trustclip.train.watch.recorder import notifier, outcome, token_sampler
+from trustclip.train.watch.sinks import Sink, open_sink, viewer
 
 
 def rl(settings: RLSettings, console: Console) -> RunDirectory:
@@ -50,176 +63,208 @@ def rl(settings: RLSettings, console: Console) -> RunDirectory:
       ValueError: a method, schedule, model, data set or run directory that cannot be used, or
         another process uses the run directory.
     """
-    refuse(settings)
+    plan = check(settings)
     with open_run("rl", settings, console) as (run, finished):
-        try:
-            if not finished:
-                _rl(settings, run, console)
-        except Interrupted:
-            console.print(f"stopped; the same command continues {run.path}.", highlight=False)
-        return run
+        if not finished:
+            with prepare(plan, run, console) as prepared:
+                train(prepared, run, console)
+            console.print(f"model in {run.final}", highlight=False)
+    return run
 
 
-def _rl(settings: RLSettings, run: RunDirectory, console: Console) -> None:
-    loaded = training_problems(settings, run, settings.seed)
-    problems, overlap = exclude_tests(loaded, further_tests(settings, run), settings)
-    for line in overlap_text({"rl": overlap}):
-        console.print(line, highlight=False, markup=False)
-    enough(problems, settings)
-    check_data(problems, settings)
-    run.problems(problems)
-    show(console, unlike(settings.model, settings.style))
-    announce(console, opening(settings, len(problems)))
-    with Equipment(settings, settings, run, console) as equipment:
-        model, tokenizer = starting_model(settings, settings.style, run, console)
-        problems = short_enough(problems, tokenizer, settings)
-        trainer, metrics = reinforce(model, tokenizer, problems, settings, equipment)
-    prompt = record(settings.style, tokenizer, problems[0].problem)
-    save_model(trainer.model, tokenizer, run.final, prompt, settings.save)
-    counts = {"problems": len(problems), "overlap": {"rl": overlap}, "prompt": prompt}
-    summary = {"command": "rl", **counts, "finished": True, **metrics}
-    by_first(lambda: conclude(run, summary))
-    console.print(f"model in {run.final}", highlight=False)
+#: Settings that nothing speaks against which is known before data are read: what `check` returns.
+Plan = NewType("Plan", RLSettings)
 
 
-def opening(settings: RLSettings, problems: int) -> str:
+def check(settings: RLSettings) -> Plan:
+    """Refuse settings that would fail, or silently have no effect, with all reasons at once."""
+    refuse(settings)
+    return Plan(settings)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What training needs, all of it made and checked."""
+
+    model: Any
+    tokenizer: Any
+    problems: Mapping[str | None, Sequence[Problem]]  # by task; None for those to train on
+    table: Any  # the trainer's data set: of these, those with prompts that are short enough
+    prompt: dict[str, Any]  # one of them as the model gets it, for the records
+    adapters: Any  # PEFT's; None to train all weights
+    config: Any  # TRL's
+    tokens: tuple[int, int, float]  # what `token_sampler` records
+    saved: Saved
+    rewards: Rewards
+    sink: Sink
+    code: frozenset[str]  # names in Python files of the user's own
+    facts: dict[str, Any] = field(default_factory=dict)  # known before training, for the summary
+    evaluation: Evaluation | None = None  # before, during and after training
+
+
+@contextlib.contextmanager
+def prepare(plan: Plan, run: RunDirectory, console: Console) -> Iterator[Prepared]:
+    """Load problems, rewards and model, and refuse what does not fit: data before the model.
+
+    What rewards and tracker hold is released at the end of the ``with``.
+    """
+    problems, overlap = training_data(plan, run)
+    tell_overlap(console, overlap)
+    enough(problems, plan)
+    check_data(problems, plan)
+    show(console, unlike(plan.model, plan.style))
+    announce(console, headline(plan, len(problems)))
+    with ready(plan, problems, run, console) as prepared:
+        counts = {"problems": len(prepared.table), "overlap": overlap, "prompt": prepared.prompt}
+        yield replace(prepared, facts={"command": "rl", **counts})
+
+
+def headline(plan: RLSettings, problems: int) -> str:
     """The training that is about to start, in one line.
 
     Example:
       >>> from pathlib import Path
-      >>> opening(RLSettings(model="tiny", dataset="a.csv", output_dir=Path("runs/a")), 64)
+      >>> headline(RLSettings(model="tiny", dataset="a.csv", output_dir=Path("runs/a")), 64)
       'rl: atr on tiny in runs/a; 64 problems; 1000 updates, 2 with each generation of 32 \
 completions, 8 of each problem'
     """
-    schedule = schedule_of(settings)
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    size = settings.per_device_train_batch_size * schedule.steps_per_generation * ranks
+    size = plan.samples * int(os.environ.get("WORLD_SIZE", "1"))
     return (
-        f"rl: {settings.method.name} on {settings.model} in {settings.output_dir}; {problems} "
-        f"problems; {settings.max_steps} updates, {schedule.updates_per_generation:g} with each "
-        f"generation of {size} completions, {settings.num_generations} of each problem"
+        f"rl: {plan.method.name} on {plan.model} in {plan.output_dir}; {problems} problems; "
+        f"{plan.max_steps} updates, {plan.schedule.updates_per_generation:g} with each generation "
+        f"of {size} completions, {plan.num_generations} of each problem"
     )
 
 
-def starting_model(
-    place: Place, style: PromptStyle, run: RunDirectory, console: Console
-) -> tuple[Any, Any]:
+@contextlib.contextmanager
+def ready(
+    settings: RLSettings,
+    problems: Sequence[Problem],
+    run: RunDirectory,
+    console: Console,
+    tuned: Callable[[], str] | None = None,
+) -> Iterator[Prepared]:
+    """All that training on these problems needs: first what can fail at once, then the model.
+
+    ``tuned`` makes the model to start from, if that is not the one of the settings.
+
+    Raises:
+      ValueError: a vLLM server that does not answer, a reward that cannot be made, a tracker that
+        cannot start, or what the model shows to be wrong.
+    """
+    await_server(settings, console)
+    check_sampling(settings)
+    kind = settings.sink if run.leads else "none"  # one tracked run, not one for each rank
+    config = plain(settings)
+    code, shown = names_in(config), redact(config)
+    with (
+        contextlib.closing(Rewards(settings, settings.seed)) as rewards,
+        contextlib.closing(open_sink(kind, run.path.name, shown, run.path)) as sink,
+    ):
+        if command := viewer(kind, run.path):
+            announce(console, f"to watch: {command}")
+        if tuned is not None:
+            settings = replace(settings, model=tuned())
+        model, tokenizer = starting_model(settings, run, console)
+        short = short_enough(problems, tokenizer, settings)
+        yield Prepared(
+            model,
+            tokenizer,
+            {None: problems},
+            data_table(short, settings.style),
+            record(settings.style, tokenizer, short[0].problem),
+            lora_config(settings.lora_r, settings.lora_alpha, settings.lora),
+            grpo_config(settings, run.checkpoints, settings.seed),
+            (settings.tokens_every, settings.tokens_completions, settings.tokens_megabytes),
+            settings.save,
+            rewards,
+            sink,
+            code,
+        )
+
+
+def starting_model(settings: RLSettings, run: RunDirectory, console: Console) -> tuple[Any, Any]:
     """The model that training starts from; a built-in one is made and primed, in ``sft/``.
 
     Raises:
       Interrupted: a stop was requested while priming; the same call continues.
     """
-    if place.model not in BUILT_IN:
-        announce(console, f"loading {place.model}")
-        return load_model(place.model, style, place.seed, place.dtype)
-    from trustclip.train.sft import prime
+    name = settings.model
+    if name in BUILT_IN:
+        name = str(prime(run.path / "sft", name, settings.seed, console))
+    else:
+        announce(console, f"loading {name}")
+    return load_model(name, settings.style, dtype=settings.dtype)
 
-    folder = prime(run.path / "sft", place.model, place.seed, console)
-    return load_model(str(folder), style, dtype=place.dtype)
 
-
-def reinforce(
-    model: Any,
-    tokenizer: Any,
-    problems: Sequence[Problem],
-    settings: RLStage,
-    equipment: Equipment,
-    checkups: Checkups | None = None,
-) -> tuple[Any, dict[str, Any]]:
-    """Train ``model`` in place on verified rewards, from the newest checkpoint if there is one.
-
-    Returns:
-      The trainer, and what ``summary.json`` says of the training.
+def train(prepared: Prepared, run: RunDirectory, console: Console) -> None:
+    """Train on verified rewards, from the newest checkpoint if there is one, and save the model.
 
     Raises:
       Interrupted: SIGTERM or Ctrl-C stopped it; everything is saved, and the same call continues.
+      ValueError: there was no update to make.
     """
-    run, console, rewards = equipment.run, equipment.console, equipment.rewards
+    for task, problems in prepared.problems.items():
+        run.problems(problems, task)
     run.start_over()
-    keep_code(run, settings)
-    trainer = _trainer(model, tokenizer, problems, settings, equipment)
+    keep_code(run, prepared.code)
+    trainer = _trainer(prepared, run)
     guards = Guards(notifier(run, console))
-    trainer.recorder = RunRecorder(run, rewards, settings.reward_noise > 0, guards.report)
+    trainer.recorder = RunRecorder(run, prepared.rewards, guards.report)
+    config, evaluation = prepared.config, prepared.evaluation
     announce(console, "sampling the first completions")
-    with Stage(console, "rl", settings.max_steps) as stage:
-        trainer.add_callback(Recorder(run, stage, "rl", equipment.sink))
-        trainer.add_callback(FirstGeneration(console, settings.max_completion_length))
+    with Stage(console, "rl", config.max_steps) as stage:
+        trainer.add_callback(Recorder(run, stage, "rl", prepared.sink))
+        trainer.add_callback(FirstGeneration(console, config.max_completion_length))
         trainer.add_callback(guards)
         trainer.add_callback(FirstCompletions(run, console, trainer))
-        if checkups is not None:
-            checkups.trainer = trainer
-            trainer.add_callback(checkups)
+        if evaluation is not None:
+            trainer.add_callback(Checkups(evaluation.every, evaluation, trainer))
         complete = trainer.train_durably()
-    if complete and not trainer.state.global_step:
-        raise ValueError("training made no update: the model is unchanged and was not saved.")
     if not complete:
         raise Interrupted
-    return trainer, {"training": outcome(trainer.state.log_history), **guards.summary()}
+    if not trainer.state.global_step:
+        raise ValueError("training made no update: the model is unchanged and was not saved.")
+    metrics = {"training": outcome(trainer.state.log_history), **guards.summary()}
+    if evaluation is not None:
+        evaluation(trainer)
+    save_model(trainer.model, prepared.tokenizer, run.final, prepared.prompt, prepared.saved)
+    course = evaluation.course if evaluation is not None else dict
+    by_first(lambda: conclude(run, {**prepared.facts, **course(), **metrics, "finished": True}))
 
 
-def _trainer(
-    model: Any,
-    tokenizer: Any,
-    problems: Sequence[Problem],
-    settings: RLStage,
-    equipment: Equipment,
-) -> Any:
+def _trainer(prepared: Prepared, run: RunDirectory) -> Any:
+    """The trainer, which keeps its checkpoints and the tokens that it records in the run."""
     from trustclip.train.trainers import DurableGRPOTrainer
 
-    run = equipment.run
     trainer = DurableGRPOTrainer(
-        model=model,
-        reward_funcs=equipment.rewards.functions,
-        args=grpo_config(settings, run.checkpoints, equipment.seed),
-        train_dataset=data_table(problems, settings),
-        processing_class=tokenizer,
-        peft_config=lora_config(settings.lora_r, settings.lora_alpha, settings.lora),
+        model=prepared.model,
+        reward_funcs=prepared.rewards.functions,
+        args=prepared.config,
+        train_dataset=prepared.table,
+        processing_class=prepared.tokenizer,
+        peft_config=prepared.adapters,
     )
     trainer.journal = run
-    if settings.tokens_every:
-        budget = settings.tokens_every, settings.tokens_completions, settings.tokens_megabytes
-        trainer.token_sampler = token_sampler(trainer, budget, settings.max_steps, run)
+    if prepared.tokens[0]:
+        updates = prepared.config.max_steps
+        trainer.token_sampler = token_sampler(trainer, prepared.tokens, updates, run)
     silence(trainer)
-    if settings.lora_r and trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
+    if prepared.adapters and trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
         raise ValueError("FSDP 1 has no adapters to save at the end: set `fsdp_version: 2`.")
     return trainer
-
-
-def data_table(problems: Sequence[Problem], settings: RLStage) -> Any:
-    """The trainer's data set."""
-    return _table([training_row(problem, settings.style) for problem in problems])
-
-
-def _table(rows: list[dict[str, Any]]) -> Any:
-    """A data set of these rows; an error names the column with values of several types."""
-    from datasets import Dataset
-    from pyarrow import ArrowException
-
-    try:
-        return Dataset.from_list(rows)
-    except (ArrowException, TypeError, OverflowError) as error:
-        for name in rows[0]:
-            kinds = sorted({type(row.get(name)).__name__ for row in rows} - {"NoneType"})
-            if len(kinds) > 1:
-                raise ValueError(
-                    f"the column {name!r} of the data holds several types ({', '.join(kinds)}): "
-                    "convert it to one, for example to text."
-                ) from error
-        raise ValueError(f"the data's columns do not fit into a table: {error}") from error
 
 
 class RunRecorder(Completions):
     """Writes completions with the rewards of a recipe.
 
     ``samples.jsonl`` has the total, the value of each where there are several, the true ones where
-    the binary reward is inverted, and in a ``noisy`` training ``turned``, whether it was.
+    the binary reward is inverted, and in a noisy training ``turned``, whether it was.
     """
 
-    def __init__(
-        self, run: RunDirectory, rewards: Rewards, noisy: bool, notice: Notice | None = None
-    ) -> None:
+    def __init__(self, run: RunDirectory, rewards: Rewards, notice: Notice | None = None) -> None:
         super().__init__(run, notice)
-        self._rewards, self._noisy = rewards, noisy
+        self._rewards = rewards
 
     def _reward_row(self, generation: Any, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
         values = {name: generation.rewards[name][place] for name in self._rewards.names}
@@ -231,19 +276,5 @@ class RunRecorder(Completions):
         return {
             "reward": self._rewards.total(values),
             **({"rewards": values} if len(values) > 1 else {}),
-            **({"turned": inverted} if self._noisy else {}),
+            **({"turned": inverted} if self._rewards.noisy else {}),
         }
-
-
-def short_enough(
-    problems: Sequence[Problem], tokenizer: Any, settings: RLStage
-) -> Sequence[Problem]:
-    """The problems with prompts of at most ``max_prompt_length`` tokens, if they are enough."""
-    limit, style = settings.max_prompt_length, settings.style
-    if limit is None:
-        return problems
-    short = [problem for problem in problems if tokens_of(tokenizer, problem, style) <= limit]
-    if not short:
-        raise ValueError(f"no problem has a prompt of at most max_prompt_length = {limit} tokens.")
-    enough(short, settings)
-    return short

@@ -14,7 +14,7 @@ from rich.console import Console
 from trustclip.engines.served import PROCESSED, ServedSampler, complaints, logprobs_mode
 from trustclip.support.secrets import redact
 from trustclip.support.terminal import announce
-from trustclip.train.settings.stages import RLStage
+from trustclip.train.settings.stages import RLSettings, RLStage
 
 #: Seconds that a server has to answer, and those between two attempts to reach one.
 ANSWER, AGAIN = 5.0, 2.0
@@ -88,14 +88,14 @@ def await_server(settings: RLStage, console: Console) -> None:
         raise ValueError(problem)
 
 
-def check_sampling(settings: RLStage, model: str) -> None:
+def check_sampling(settings: RLSettings) -> None:
     """Refuse a server that cannot sample for training, or lacks the model's tokenizer."""
     if settings.server == "none" or os.environ.get("RANK", "0") != "0":
         return
     from trustclip.train.models import load_tokenizer
 
     plain = settings.temperature == 1 and settings.top_p == 1
-    tokenizer = load_tokenizer(model, settings.style)
+    tokenizer = load_tokenizer(settings.model, settings.style)
     sampler = ServedSampler(settings.server_url, 2)
     for text in complaints(sampler, settings.server, tokenizer, plain=plain):
         raise ValueError(text)

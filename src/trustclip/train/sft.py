@@ -1,41 +1,42 @@
-"""Supervised fine-tuning on worked solutions, by TRL's `SFTTrainer`."""
+"""Supervised fine-tuning on worked solutions, by TRL's `SFTTrainer`.
+
+In the three steps of `trustclip.train.rl`: settings are checked, `prepare` makes of them what
+training needs, `train` trains.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from trustclip.support.marks import Trl, marked
 from trustclip.support.terminal import announce
 from trustclip.train.checks import refuse
-from trustclip.train.data import (
-    exclude_tests,
-    further_tests,
-    overlap_text,
-    record,
-    show,
-    training_problems,
-    unlike,
-)
+from trustclip.train.configs import lora_config, sft_config
+from trustclip.train.data import show, tell_overlap, training_data, unlike
 from trustclip.train.durable.ranks import by_first
 from trustclip.train.durable.rollcall import Interrupted
-from trustclip.train.equipment import open_run
 from trustclip.train.files import Source, build, preset
-from trustclip.train.models import load_model, lora_config, save_model
+from trustclip.train.models import load_model, save_model
 from trustclip.train.problems.hub import hub_source, named_after, select_for_sft
 from trustclip.train.problems.problem import Problem
-from trustclip.train.problems.prompts import completion, messages, tokens_of
+from trustclip.train.problems.prompts import completion, messages, record, tokens_of
 from trustclip.train.runs.card import conclude
 from trustclip.train.runs.directory import RunDirectory
+from trustclip.train.runs.opening import open_run
 from trustclip.train.runs.progress import Stage
-from trustclip.train.settings.stages import SFTSettings
+from trustclip.train.settings.stages import Saved, SFTSettings
 from trustclip.train.watch.callbacks import Recorder, silence
 
 
 def sft(
-    settings: SFTSettings, console: Console, problems: Sequence[Problem] | None = None
+    settings: SFTSettings,
+    console: Console,
+    problems: Sequence[Problem] | None = None,
+    *,
+    part: bool = False,
 ) -> RunDirectory:
     """Run `trustclip sft`: load, train, save to ``final/``; resumes an unfinished run.
 
@@ -48,60 +49,65 @@ def sft(
     Raises:
       ValueError: a model, data set or run directory that cannot be used, or another process uses
         the run directory.
+      Interrupted: it was stopped as ``part`` of another command, which says so itself.
     """
-    run = run_sft(settings, console, problems)
-    if not run.summary.get("finished"):
-        console.print(f"stopped; the same command continues {run.path}.", highlight=False)
+    refuse(settings)
+    with open_run("sft", settings, console, part=part) as (run, finished):
+        if not finished:
+            train(prepare(settings, run, console, problems), run, console)
     return run
 
 
-def run_sft(
-    settings: SFTSettings, console: Console, problems: Sequence[Problem] | None = None
-) -> RunDirectory:
-    """`sft` as a part of another command, which reports an interruption itself."""
-    refuse(settings)
-    with open_run("sft", settings, console) as (run, finished):
-        if not finished:
-            _sft(settings, run, console, problems)
-        return run
+@dataclass(frozen=True)
+class Prepared:
+    """What fine-tuning needs, all of it made and checked."""
+
+    model: Any
+    tokenizer: Any
+    solutions: Any  # the trainer's data set
+    config: Any  # TRL's
+    adapters: Any  # PEFT's; None to train all weights
+    steps: int  # updates, for the progress bar
+    saved: Saved
+    prompt: dict[str, Any]  # for summary and model
+    facts: dict[str, Any]  # that are known before training, for the summary
 
 
-def _sft(
+def prepare(
     settings: SFTSettings,
     run: RunDirectory,
     console: Console,
-    problems: Sequence[Problem] | None,
-) -> None:
-    counts: dict[str, Any] = {}
+    problems: Sequence[Problem] | None = None,
+) -> Prepared:
+    """Load solutions and model, and refuse what does not fit."""
+    from datasets import Dataset
+
+    facts: dict[str, Any] = {"command": "sft"}
     if problems is None:
-        loaded = training_problems(settings, run, settings.seed, solutions=True)
-        problems, overlap = exclude_tests(loaded, further_tests(settings, run), settings)
-        counts = {"overlap": {"sft": overlap}}
-        for line in overlap_text(counts["overlap"]):
-            console.print(line, highlight=False, markup=False)
+        problems, facts["overlap"] = training_data(settings, run)
+        tell_overlap(console, facts["overlap"])
         announce(console, f"sft: {settings.model} on {len(problems)} solutions, in {run.path}")
     show(console, unlike(settings.model, settings.style))
     model, tokenizer = load_model(settings.model, settings.style, settings.seed, settings.dtype)
     problems = format_examples(problems, tokenizer, settings)
-    metrics = fine_tune(model, tokenizer, problems, settings, run, console)
-    if metrics is None:
-        return
-    counts |= {"problems": len(problems), "finished": True}
-    by_first(lambda: conclude(run, {"command": "sft", **counts, **metrics}))
-    console.print(f"model in {run.final}", highlight=False)
-
-
-def prime(folder: Path, model: str, seed: int, console: Console, *, steps: int = 60) -> Path:
-    """Make a built-in model and teach it the answer format, from mostly terse and wrong solutions.
-
-    A finished run in ``folder`` is reused. ``steps`` are updates of 32 solutions: after
-    320, 97 % of tiny's worked chains are right. Returns the model's folder.
-    """
-    changes = {"model": model, "output_dir": folder, "seed": seed, "max_steps": steps}
-    settings = build(SFTSettings, preset("sft", "tiny"), Source(changes=changes))
-    if not (run := run_sft(settings, console)).summary.get("finished"):
-        raise Interrupted
-    return run.final
+    rows = [
+        {
+            "prompt": messages(problem.problem, settings.style),
+            "completion": [{"role": "assistant", "content": completion(problem, settings.style)}],
+        }
+        for problem in problems
+    ]
+    return Prepared(
+        model,
+        tokenizer,
+        Dataset.from_list(rows),
+        sft_config(settings, run.checkpoints),
+        lora_config(settings.lora_r, settings.lora_alpha, settings.lora),
+        _steps(settings, len(rows)),
+        settings.save,
+        record(settings.style, tokenizer, problems[0].problem),
+        {**facts, "problems": len(problems)},
+    )
 
 
 def format_examples(
@@ -124,73 +130,52 @@ def format_examples(
     return problems[: settings.limit]
 
 
-def fine_tune(
-    model: Any,
-    tokenizer: Any,
-    problems: Sequence[Problem],
-    settings: SFTSettings,
-    run: RunDirectory,
-    console: Console,
-) -> dict[str, float] | None:
-    """Train ``model`` in place on the problems' solutions and save it; returns the last metrics.
-
-    None when SIGTERM or Ctrl-C stopped it; everything is saved, and the same call continues.
-    """
-    from datasets import Dataset
-
-    from trustclip.train.trainers import DurableSFTTrainer
-
-    run.start_over()
-    rows = [
-        {
-            "prompt": messages(problem.problem, settings.style),
-            "completion": [{"role": "assistant", "content": completion(problem, settings.style)}],
-        }
-        for problem in problems
-    ]
-    trainer = DurableSFTTrainer(
-        model=model,
-        args=_arguments(settings, run),
-        train_dataset=Dataset.from_list(rows),
-        processing_class=tokenizer,
-        peft_config=lora_config(settings.lora_r, settings.lora_alpha, settings.lora),
-    )
-    trainer.journal = run
-    silence(trainer)
-    with Stage(console, "sft", _steps(settings, len(rows))) as stage:
-        trainer.add_callback(Recorder(run, stage, "sft"))
-        if not trainer.train_durably():
-            return None
-    prompt = record(settings.style, tokenizer, problems[0].problem)
-    save_model(trainer.model, tokenizer, run.final, prompt, settings.save)
-    lines = [line for line in trainer.state.log_history if "loss" in line]
-    return {name: lines[-1][name] for name in ("loss", "mean_token_accuracy") if lines}
-
-
-def _arguments(settings: SFTSettings, run: RunDirectory) -> Any:
-    import torch
-
-    from trustclip.engines.trl.upstream import SFTConfig
-
-    cuda = torch.cuda.is_available()
-    return SFTConfig(
-        output_dir=str(run.checkpoints),
-        save_strategy="steps" if settings.save_steps else "no",
-        save_steps=settings.save_steps or 500,
-        seed=settings.seed,
-        report_to="none",
-        disable_tqdm=True,
-        dataset_num_proc=None,
-        bf16=cuda,
-        use_cpu=not cuda,
-        gradient_checkpointing=False,
-        **{name: getattr(settings, name) for name in marked(type(settings), Trl)},
-    )
-
-
 def _steps(settings: SFTSettings, rows: int) -> int:
-    """Optimizer updates of the run, for the progress bar."""
+    """Optimizer updates of the run."""
     if settings.max_steps > 0:
         return settings.max_steps
     batch = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
     return max(1, round(settings.num_train_epochs * -(-rows // batch)))
+
+
+def train(prepared: Prepared, run: RunDirectory, console: Console) -> None:
+    """Train on the solutions, from the newest checkpoint if there is one, and save the model.
+
+    Raises:
+      Interrupted: SIGTERM or Ctrl-C stopped it; everything is saved, and the same call continues.
+    """
+    from trustclip.train.trainers import DurableSFTTrainer
+
+    run.start_over()
+    trainer = DurableSFTTrainer(
+        model=prepared.model,
+        args=prepared.config,
+        train_dataset=prepared.solutions,
+        processing_class=prepared.tokenizer,
+        peft_config=prepared.adapters,
+    )
+    trainer.journal = run
+    silence(trainer)
+    with Stage(console, "sft", prepared.steps) as stage:
+        trainer.add_callback(Recorder(run, stage, "sft"))
+        if not trainer.train_durably():
+            raise Interrupted
+    save_model(trainer.model, prepared.tokenizer, run.final, prepared.prompt, prepared.saved)
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    last = {name: lines[-1][name] for name in ("loss", "mean_token_accuracy") if lines}
+    by_first(lambda: conclude(run, {**prepared.facts, "finished": True, **last}))
+    console.print(f"model in {run.final}", highlight=False)
+
+
+def prime(folder: Path, model: str, seed: int, console: Console, *, steps: int = 60) -> Path:
+    """Make a built-in model and teach it the answer format, from mostly terse and wrong solutions.
+
+    A finished run in ``folder`` is reused. ``steps`` are updates of 32 solutions: after
+    320, 97 % of tiny's worked chains are right. Returns the model's folder.
+
+    Raises:
+      Interrupted: a stop was requested meanwhile; the same call continues.
+    """
+    changes = {"model": model, "output_dir": folder, "seed": seed, "max_steps": steps}
+    settings = build(SFTSettings, preset("sft", "tiny"), Source(changes=changes))
+    return sft(settings, console, part=True).final

@@ -11,13 +11,13 @@ from rich.console import Console
 from trustclip.findings.start import of_trial
 from trustclip.support.terminal import announce, quote, warn
 from trustclip.support.text import duration
-from trustclip.train.data import show, training_problems, unlike
+from trustclip.train.data import check_data, show, training_problems, unlike
 from trustclip.train.evaluation.backends.local import Completion, Local, Sampling
 from trustclip.train.models import load_model
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import messages, rendered
 from trustclip.train.problems.verify import extract_answer
-from trustclip.train.rewarding import Rewards, check_data
+from trustclip.train.rewarding import Rewards
 from trustclip.train.settings.stages import RLStage, TrySettings
 
 #: Maximum number of lines and characters shown of a prompt or a completion.
@@ -44,7 +44,7 @@ def trial(settings: TrySettings, console: Console, training: RLStage | None = No
     each = min(settings.each, settings.n)
     problems = training_problems(stage, None, settings.seed)[: -(-settings.n // each)]
     check_data(problems, stage)
-    rewards = Rewards(stage, stage.style.extraction, settings.seed)
+    rewards = Rewards(stage, settings.seed)
     try:
         show(console, unlike(settings.model, stage.style))
         announce(console, f"loading {settings.model}")

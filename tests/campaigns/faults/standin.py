@@ -28,10 +28,10 @@ from trustclip.constraints.sampler import Pairs
 from trustclip.train.durable import lock
 from trustclip.train.durable.ranks import by_first
 from trustclip.train.durable.trainer import Durable
-from trustclip.train.equipment import open_run
 from trustclip.train.models import save_model
 from trustclip.train.problems.problem import Problem
 from trustclip.train.runs.directory import RunDirectory
+from trustclip.train.runs.opening import open_run
 from trustclip.train.watch.callbacks import FirstCompletions
 
 from .setups import Setup

@@ -121,7 +121,7 @@ def test_a_config_keeps_its_brake(tmp_path: Any) -> None:
 
 
 def test_the_recipe_hands_it_on(tmp_path: Any) -> None:
-    from trustclip.train.grpo import grpo_config
+    from trustclip.train.configs import grpo_config
     from trustclip.train.settings.stages import RLStage
 
     stage = RLStage(dataset="gsm8k", brake={"rule": "sqrt", "reference": 0.9}, num_iterations=2)  # type: ignore[arg-type]

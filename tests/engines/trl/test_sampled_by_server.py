@@ -18,7 +18,7 @@ from trustclip.engines.served import ServedSampler, complaints
 from trustclip.engines.trl import ConstrainedGRPOConfig
 from trustclip.engines.trl.sampling.server import merged
 from trustclip.support import http
-from trustclip.train.models import lora_config
+from trustclip.train.configs import lora_config
 
 
 class Tiny:

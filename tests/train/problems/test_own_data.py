@@ -1,12 +1,14 @@
 """Data of one's own: columns by other names, splits and parts of splits, folders, mistakes."""
 
 import json
+from typing import Any
 
 import pytest
 from commands import trustclip
 
 from trustclip.train.checks import complaints
 from trustclip.train.problems.problem import Problem
+from trustclip.train.problems.prompts import STYLES
 from trustclip.train.problems.rows import Fields
 from trustclip.train.problems.sources import RowSelection, load_problems, load_task
 from trustclip.train.settings.stages import RLStage, SFTStage, source_of
@@ -132,8 +134,12 @@ def test_the_command_trains_on_a_part_of_a_split_and_names_mistakes(hub):
 
 
 def test_a_column_of_two_types_is_named(tmp_path, monkeypatch):
-    from trustclip.train.rl import _table
+    from trustclip.train.data import data_table
+
+    def table(*rows: dict[str, Any]) -> Any:
+        problems = [Problem(str(n), "1+1", "2", columns=row) for n, row in enumerate(rows)]
+        return data_table(problems, STYLES["plain"])
 
     with pytest.raises(ValueError, match=r"the column 'a' .* several types \(int, str\)"):
-        _table([{"a": 1, "b": 2}, {"a": "one", "b": 3}])
-    assert _table([{"a": 1}, {"a": None}]).column_names == ["a"]
+        table({"a": 1, "b": 2}, {"a": "one", "b": 3})
+    assert table({"a": 1}, {"a": None}).column_names == ["a", "answer", "id", "prompt"]

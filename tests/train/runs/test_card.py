@@ -183,9 +183,8 @@ def test_no_code_of_others_runs_for_a_card(tmp_path):
 
 
 def test_its_code_asks_the_model_as_it_was_trained(tmp_path, monkeypatch, capsys):
-    from trustclip.train.data import record
     from trustclip.train.models import save_model
-    from trustclip.train.problems.prompts import Prompt, messages, styled
+    from trustclip.train.problems.prompts import Prompt, messages, record, styled
     from trustclip.train.tiny import tiny_model
 
     asked = Prompt(system='Say "```", then {a number}.', template="Solve: {problem}\nNow.")

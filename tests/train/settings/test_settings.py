@@ -35,7 +35,7 @@ def test_what_is_marked_for_trl_is_what_trl_has():
 
 def test_a_new_setting_is_one_line(tmp_path):
     """It reaches TRL, changes no identity of a run where it says so, and has its option."""
-    from trustclip.train.grpo import grpo_config
+    from trustclip.train.configs import grpo_config
 
     @checked
     class More(RLStage):

@@ -93,7 +93,7 @@ def _trainer(options: StepOptions, settings: dict[str, Any] | None, folder: str)
 
     from trustclip.engines import trl
     from trustclip.engines.trl.upstream import GRPOConfig, GRPOTrainer
-    from trustclip.train.models import lora_config
+    from trustclip.train.configs import lora_config
     from trustclip.train.problems.arithmetic import Arithmetic
     from trustclip.train.tiny import tiny_model
 

@@ -166,7 +166,7 @@ def _distributed(arguments: Sequence[str]) -> int:
 
     from trustclip.engines.limits import check
     from trustclip.engines.remarks import Remark
-    from trustclip.train.checks import absent, schedule_of
+    from trustclip.train.checks import absent
     from trustclip.train.files import load_recipe
     from trustclip.train.preflight.ranks import Load, describe, inspect_ranks, remarks
     from trustclip.train.settings.stages import RLStage
@@ -183,7 +183,7 @@ def _distributed(arguments: Sequence[str]) -> int:
         stage.method,
         stage.per_device_train_batch_size,
         stage.num_generations,
-        schedule_of(stage),
+        stage.schedule,
         str(stage.trl.get("vllm_mode", "colocate")) if stage.use_vllm else "",
         stage.save_steps > 0,
     )

@@ -1,27 +1,39 @@
-"""Evaluation: sample every problem K times and grade the answers."""
+"""Evaluation: sample every problem K times and grade the answers; also while a policy trains."""
 
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from trustclip import stats
+from trustclip.findings.start import of_evaluation
+from trustclip.logs.answers import outcomes, overlapping, score_rows, scores
 from trustclip.logs.samples import shards
 from trustclip.support.flush import flush
 from trustclip.support.jsonl import Row, scan, write_bytes
+from trustclip.support.terminal import warn
 from trustclip.support.text import interval_text
-from trustclip.train.evaluation.backends.local import Backend, derived_seed
+from trustclip.train.evaluation.backends.local import (
+    Backend,
+    Completion,
+    Conversation,
+    Local,
+    Sampling,
+    derived_seed,
+)
 from trustclip.train.evaluation.measures import Measures
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import PromptStyle, messages, prompt_style
 from trustclip.train.problems.verify import Style, Verifier, extract_answer
-from trustclip.train.runs.directory import RunDirectory, own_shards
+from trustclip.train.runs.directory import RunDirectory, own_shards, samples
 from trustclip.train.runs.progress import Stage
+from trustclip.train.settings.stages import RecipeEval
 
 Tasks = Mapping[str, Sequence[Problem]]
 
@@ -214,3 +226,114 @@ def _reward_text(mean: Mapping[str, Any] | None) -> str:
         return ""
     inside = "" if mean["low"] is None else f" [{mean['low']:.3g}, {mean['high']:.3g}]"
     return f"{mean['value']:.3g}{inside}"
+
+
+class Evaluation:
+    """Evaluations of one run: the same problems and sampling at every step.
+
+    Raises:
+      ValueError: a reward that cannot be made.
+    """
+
+    def __init__(
+        self, settings: RecipeEval, seed: int, tests: Tasks, run: RunDirectory, console: Console
+    ) -> None:
+        s = settings
+        measures = Measures(s.reward, s.style.extraction)
+        self.every, self._tasks, self._run, self._console = s.every, tests, run, console
+        self._plan = Plan(s.k, s.style, seed, s.batch_size, measures)
+        self._sampling = Sampling(s.temperature, s.top_p, s.max_tokens)
+
+    def __call__(self, trainer: Any) -> None:
+        """Evaluate a trainer's policy; rows come after every checkpoint, so none is a repeat."""
+        step = trainer.state.global_step
+        plan = replace(self._plan, seed=derived_seed(self._plan.seed, step))
+        model, training = trainer.model, trainer.model.training
+        trainer.unfinished = "evaluation"
+        try:
+            backend = _Interruptible(self._backend(trainer), trainer)
+            rows = evaluate(self._run, None, backend, self._tasks, plan, step)
+        finally:
+            model.train(training)
+            trainer.unfinished = "update"
+        result = scores(rows)
+        for row in score_rows(result, step):
+            self._run.log(row)
+        limit = self._sampling.max_tokens
+        name, value = next(iter(result["average"].items()))
+        line = f"eval after {step} updates  {name} {interval_text(value)}"
+        self._console.print(line, highlight=False)
+        for finding in of_evaluation(result["average"], limit) if step == 0 else ():
+            warn(self._console, f"warning: {finding.text}")
+
+    def _backend(self, trainer: Any) -> Backend:
+        tokenizer, sampling = trainer.processing_class, self._sampling
+        if getattr(trainer.args, "use_vllm", False):
+            from trustclip.train.evaluation.backends.vllm import TrainingVLLM
+
+            return TrainingVLLM(trainer.vllm_generation, tokenizer, sampling)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        return Local(model, tokenizer, sampling, self._plan.batch_size, trainer.stopping)
+
+    def course(self) -> dict[str, Any]:
+        """Scores before and after training and at the best step; empty without evaluations."""
+        evaluations: dict[int, list[Row]] = defaultdict(list)
+        for row in samples(self._run.path):
+            if row["stage"] == "eval":
+                evaluations[row["step"]].append(row)
+        if not evaluations:
+            return {}
+        results = {step: scores(rows) for step, rows in sorted(evaluations.items())}
+        name = next(iter(results[0]["average"]))
+        steps = [step for step in results if step > 0] or [0]
+        best = max(steps, key=lambda step: results[step]["average"][name]["value"])
+        return {
+            "initial": results[min(results)],
+            "final": results[max(results)],
+            "difference": vars(difference(evaluations)),
+            **clean_scores(self._run.summary.get("overlap", {}), evaluations),
+            # Selected by its score on these same problems, so that score is biased upwards.
+            "best": {"step": best, "average": results[best]["average"]},
+        }
+
+
+class _Interruptible:
+    """A backend that leaves the run before or after a batch if it was asked to stop."""
+
+    def __init__(self, backend: Backend, trainer: Any) -> None:
+        self._backend, self._trainer = backend, trainer
+
+    def generate(
+        self, prompts: Sequence[Conversation], n: int, seed: int
+    ) -> list[list[Completion]]:
+        self._trainer.leave_if_asked()
+        completions = self._backend.generate(prompts, n, seed)
+        self._trainer.leave_if_asked()  # a batch that a rank ended early is worthless
+        return completions
+
+
+def clean_scores(
+    overlap: Mapping[str, Any], evaluations: Mapping[int, Sequence[Row]]
+) -> dict[str, Any]:
+    """First and last scores without the test problems that the training data hold, if any."""
+    if not (copies := overlapping(overlap)):
+        return {}
+    clean = {
+        step: [row for row in evaluations[step] if row["id"] not in copies.get(row["task"], ())]
+        for step in (min(evaluations), max(evaluations))
+    }
+    if not all(clean.values()):
+        return {}
+    return {
+        "initial_clean": scores(clean[min(clean)]),
+        "final_clean": scores(clean[max(clean)]),
+        "difference_clean": vars(difference(clean)),
+    }
+
+
+def difference(evaluations: Mapping[int, Sequence[Row]]) -> stats.Difference:
+    """Gain in Mean@K from the first to the last evaluation, paired by problem, macro-averaged."""
+    before, after = (outcomes(evaluations[pick(evaluations)]) for pick in (min, max))
+    pairs = [(task, after[task][key], before[task][key]) for task in after for key in after[task]]
+    tasks, new, old = zip(*pairs, strict=True)
+    return stats.paired_difference(list(new), list(old), strata=list(tasks))

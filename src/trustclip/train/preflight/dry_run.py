@@ -15,15 +15,15 @@ from trustclip.constraints.base import Trait
 from trustclip.support.marks import fields_of
 from trustclip.support.terminal import announce, quote, warn
 from trustclip.support.text import readable
-from trustclip.train.checks import absent, refuse, schedule_of
+from trustclip.train.checks import absent, refuse
 from trustclip.train.data import (
     differences,
-    exclude_tests,
-    further_tests,
-    overlap_text,
+    recipe_problems,
+    short_enough,
     show,
+    tell_overlap,
     test_problems,
-    training_problems,
+    training_data,
     unlike,
 )
 from trustclip.train.evaluation.measures import Measures
@@ -79,7 +79,7 @@ def plan(
       (24, 8, 64, 0.1875, True)
     """
     rl = recipe.rl
-    schedule = schedule_of(rl)
+    schedule = rl.schedule
     micro_batches = rl.max_steps * rl.gradient_accumulation_steps
     generations = math.ceil(
         micro_batches / (schedule.steps_per_generation * schedule.num_iterations)
@@ -115,7 +115,7 @@ def plan(
 
 
 def _acts(rl: RLStage) -> tuple[bool, str]:
-    schedule = schedule_of(rl)
+    schedule = rl.schedule
     if Trait.ACTS_ON_POLICY in rl.method.traits:
         return True, "it acts at any ratio, also on fresh samples"
     if schedule.inert:
@@ -155,7 +155,7 @@ def dry_run(recipe: Recipe, console: Console, *, batch: bool = True) -> int:
     numbers = plan(recipe, len(problems), tests, processes)
     console.print(_plan_table(recipe, numbers, memory))
     _preview(recipe, problems[0], tokenizer, console)
-    for text in _missing(settings, recipe.model):
+    for text in _missing(recipe.training):
         console.print(f"cannot run on this machine: {text}", highlight=False, markup=False)
     if memory is not None:
         console.print(_memory_table(memory, device))
@@ -164,14 +164,14 @@ def dry_run(recipe: Recipe, console: Console, *, batch: bool = True) -> int:
     return run_longest(recipe, console, hardest, memory) if batch else 0
 
 
-def _missing(settings: RLStage, model: str) -> list[str]:
+def _missing(settings: RLSettings) -> list[str]:
     """What is missing here; a server that is down now may be up when the run needs it."""
     url = vllm_server(settings)
     problem = ""
     if url is not None:
         problem = incapable(url) if answers(f"{url}/health", healthy=True) else no_answer(url)
     try:
-        check_sampling(settings, model)
+        check_sampling(settings)
     except ValueError as error:
         problem = str(error)
     return [*absent(settings), *filter(None, [problem])]
@@ -186,7 +186,7 @@ def _preview(recipe: Recipe, problem: Problem, tokenizer: Any, console: Console)
     texts = {"nothing": "", "its gold answer": right_completion(problem, settings.style)}
     if recipe.eval is not None:
         Measures(recipe.eval.reward, recipe.eval.style.extraction).close()
-    rewards = Rewards(settings, settings.style.extraction, recipe.seed)
+    rewards = Rewards(settings, recipe.seed)
     try:
         by_label = rewards.preview(problem, settings, list(texts.values()))
     finally:
@@ -200,12 +200,8 @@ def _problems(
     recipe: Recipe, console: Console
 ) -> tuple[Sequence[Problem], int | None, Sequence[Problem]]:
     """Training problems, the number of test problems, and the solutions to fine-tune on."""
-    from trustclip.train.data import overlap_text, recipe_problems
-    from trustclip.train.rl import short_enough
-
     data = recipe_problems(recipe)
-    for line in overlap_text(data.overlap):
-        console.print(line, highlight=False, markup=False)
+    tell_overlap(console, data.overlap)
     problems: Sequence[Problem] = data.training
     tests = None if recipe.eval is None else sum(map(len, data.tests.values()))
     if recipe.rl.max_prompt_length is not None:
@@ -323,10 +319,8 @@ def dry_sft(settings: SFTSettings, console: Console) -> int:
     from trustclip.train.sft import format_examples
 
     refuse(settings)
-    loaded = training_problems(settings, None, settings.seed, solutions=True)
-    problems, overlap = exclude_tests(loaded, further_tests(settings, None), settings)
-    for line in overlap_text({"sft": overlap}):
-        announce(console, line)
+    problems, overlap = training_data(settings, None)
+    tell_overlap(console, overlap)
     show(console, unlike(settings.model, settings.style))
     _, tokenizer = model_shape(settings.model, settings.style)
     problems = format_examples(problems, tokenizer, settings)

@@ -16,7 +16,6 @@ from typing import Any
 from rich.console import Console
 
 from trustclip.support.text import readable
-from trustclip.train.checks import schedule_of
 from trustclip.train.evaluation.backends.local import prompt_ids
 from trustclip.train.preflight.memory import Memory
 from trustclip.train.problems.problem import Problem
@@ -42,8 +41,7 @@ class Longest:
 
 def longest(problems: Sequence[Problem], tokenizer: Any, settings: RLStage) -> Longest:
     """Find the problems with the longest prompts, as many as one generation takes."""
-    samples = settings.per_device_train_batch_size * schedule_of(settings).steps_per_generation
-    count = max(1, samples // settings.num_generations)
+    count = max(1, settings.samples // settings.num_generations)
 
     # Only what is long in characters can be long in tokens; tokenising everything takes minutes.
     candidates = sorted(problems, key=lambda problem: -len(problem.problem))[: 4 * count + 64]
@@ -134,12 +132,10 @@ def _too_much(recipe: Recipe, memory: Memory | None, hardest: Longest) -> str | 
         return f"It needs about {readable(memory.peak)}, and {readable(free)} are free."
     weights = next(part.size for part in memory.parts if part.name == "weights")
     settings = recipe.rl
-    schedule = schedule_of(settings)
     length = hardest.tokens + settings.max_completion_length
-    samples = settings.per_device_train_batch_size * schedule.steps_per_generation
     update = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
     # Two operations per weight and token forward, four backward; four bytes per weight.
-    tokens = (4 * samples + 2 * 6 * update) * length
+    tokens = (4 * settings.samples + 2 * 6 * update) * length
     cores = torch.get_num_threads()
     seconds = weights / 4 * tokens / (CORE_FLOPS * cores)
     if not samples_elsewhere(settings):
@@ -184,8 +180,8 @@ def trial(recipe: Recipe, problems: Sequence[Problem], folder: Path, **options: 
     """
     from datasets import Dataset
 
-    from trustclip.train.grpo import grpo_config
-    from trustclip.train.models import load_model, lora_config
+    from trustclip.train.configs import grpo_config, lora_config
+    from trustclip.train.models import load_model
     from trustclip.train.trainers import DurableGRPOTrainer
     from trustclip.train.watch.callbacks import silence
 

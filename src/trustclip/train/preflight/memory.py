@@ -17,7 +17,6 @@ from torch.overrides import TorchFunctionMode
 from trustclip.constraints.candidates import DEFAULT
 from trustclip.head.exact import CHUNK_LOGITS
 from trustclip.head.product import KEPT, TILE_LOGITS
-from trustclip.train.checks import schedule_of
 from trustclip.train.settings.stages import Dtype, RLStage, SFTStage, Training
 
 #: Tile of logits that TRL's output head works on: tokens and vocabulary entries.
@@ -120,7 +119,7 @@ def estimate(
     batch = settings.per_device_train_batch_size
     length = prompt_length + settings.max_completion_length
     sizes = footprint(model_config, settings, batch, length, device, dtype)
-    samples = batch * schedule_of(settings).steps_per_generation
+    samples = settings.samples
     before_step, layers = ("backward", "step"), text.num_hidden_layers
     kept = sizes.kept
     if settings.gradient_checkpointing:
@@ -288,7 +287,7 @@ def footprint(
     """
     from transformers import AutoModelForCausalLM
 
-    from trustclip.train.models import lora_config
+    from trustclip.train.configs import lora_config
 
     usual = "bfloat16" if device == "cuda" else "float32"
     dtype: torch.dtype = getattr(torch, usual if precision == "auto" else precision)

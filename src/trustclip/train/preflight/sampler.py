@@ -10,9 +10,8 @@ from torch import Tensor
 
 from trustclip.constraints.sampler import Pairs
 from trustclip.support.jsonl import read_jsonl
-from trustclip.train.data import training_problems
+from trustclip.train.data import short_enough, training_problems
 from trustclip.train.preflight.longest import model_shape, trial
-from trustclip.train.rl import short_enough
 from trustclip.train.settings.stages import Recipe
 from trustclip.train.watch.floor import WAYS, with_floor
 

@@ -305,3 +305,21 @@ def rendered(tokenizer: Any, problem: str, style: str | PromptStyle) -> str:
             messages(problem, style), add_generation_prompt=True, tokenize=False
         )
     )
+
+
+#: Beside a trained model: the prompts that it was trained with.
+FILE = "prompt.json"
+
+
+def record(style: PromptStyle, tokenizer: Any = None, problem: str | None = None) -> dict[str, Any]:
+    """A prompt in plain values, for ``summary.json`` and for `FILE`.
+
+    With the hash of a tokenizer's chat template, and a problem as the model gets it.
+    """
+    prompt = {"style": style.name, **style.asked}
+    if tokenizer is not None:
+        template = str(tokenizer.chat_template).encode()
+        prompt["chat_template"] = hashlib.sha256(template).hexdigest()[:16]
+    if tokenizer is not None and problem is not None:
+        prompt["rendered"] = rendered(tokenizer, problem, style)
+    return prompt

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationInfo
 
 from trustclip.constraints.brake import Brake
+from trustclip.constraints.schedule import Schedule
 from trustclip.engines.sampler import Sampler, as_sampler
 from trustclip.engines.served import Weights
 from trustclip.support.checked import (
@@ -38,13 +39,15 @@ from trustclip.support.marks import (
     Since,
     ToEngine,
     ToTrl,
+    fields_of,
 )
 from trustclip.train.problems.generated import GENERATED, PRIMER
 from trustclip.train.problems.prompts import Prompt, PromptStyle, styled
 
 Style = Literal["solution", "boxed", "answer", "plain"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Schedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
+Saved = Literal["merged", "adapter", "both"]
+RateSchedule = Literal["linear", "cosine", "constant", "constant_with_warmup"]
 
 
 def _at_most_one(value: float) -> float:
@@ -80,6 +83,7 @@ LoraAlpha = Annotated[Count | None, Field(validate_default=True), AfterValidator
 
 if TYPE_CHECKING:
     from trustclip.constraints.base import Method as Part
+    from trustclip.train.problems.verify.chosen import RewardSpec
 
     Parts = tuple[Part, ...]
     Rewards = str | Sequence[str | Mapping[str, Any]]
@@ -250,7 +254,7 @@ class Training(Problems):
     exclude: Annotated[str, Since(before=NOTHING)] = OWN_TESTS
     """Test problems to leave out of training, word for word or reworded: "tests" for those of the
     recipe's evaluation, names of further test sets (amc23,aime24), or "none"."""
-    lr_scheduler_type: ToTrl[Schedule] = "linear"
+    lr_scheduler_type: ToTrl[RateSchedule] = "linear"
     """Learning-rate schedule."""
     weight_decay: ToTrl[NonNegative] = 1e-3
     """Weight decay of AdamW."""
@@ -263,7 +267,7 @@ class Training(Problems):
     logging_steps: ToTrl[_LogSteps] = 1
     """Updates between lines of metrics.jsonl."""
     save: Annotated[
-        Literal["merged", "adapter", "both"],
+        Saved,
         Neutral("what is written at the end; nothing is trained on it"),
     ] = "merged"
     """With LoRA: write the merged model to final/, the adapter alone, or the model with the adapter
@@ -272,6 +276,24 @@ class Training(Problems):
     """Updates between checkpoints; 0 saves one only when the run is interrupted."""
     save_total_limit: ToTrl[_SaveLimit] = 2
     """Number of most recent checkpoints to keep."""
+
+    @property
+    def source(self) -> str:
+        """The data set with its split, as one text."""
+        return source_of(self.dataset, self.split)
+
+
+class Rewarded:
+    """A stage with a `reward`."""
+
+    reward: Any
+
+    @property
+    def rewards(self) -> tuple["RewardSpec", ...]:
+        """The rewards that `reward` names, in its order."""
+        from trustclip.train.problems.verify.chosen import read_rewards
+
+        return read_rewards(self.reward)
 
 
 @checked
@@ -303,7 +325,7 @@ class SFTSettings(SFTStage, Place):
 
 
 @checked
-class RLStage(Training):
+class RLStage(Training, Rewarded):
     """Reinforcement learning with verified rewards under a policy-divergence constraint.
 
     Defaults are those of the ATR-GRPO paper (its Table 4) where it states them.
@@ -409,6 +431,25 @@ class RLStage(Training):
     trl: Passthrough = field(default_factory=dict)
     """Any other field of TRL's GRPOConfig; on the command line as --trl.NAME VALUE."""
 
+    @property
+    def schedule(self) -> Schedule:
+        """The updates on each generation."""
+        return Schedule(
+            self.steps_per_generation or self.gradient_accumulation_steps,
+            self.num_iterations,
+            self.gradient_accumulation_steps,
+        )
+
+    @property
+    def samples(self) -> int:
+        """Completions of each generation, on one device."""
+        return self.per_device_train_batch_size * self.schedule.steps_per_generation
+
+    @property
+    def reward_weights(self) -> list[float]:
+        """Weight of each reward function in the total; the length penalty is the last."""
+        return [one.weight for one in self.rewards] + [1.0] * bool(self.overlong_cache)
+
 
 @checked
 class RLSettings(RLStage, Place):
@@ -419,7 +460,7 @@ class RLSettings(RLStage, Place):
 
 
 @checked
-class EvalStage(Problems):
+class EvalStage(Problems, Rewarded):
     """Evaluation: Mean@K and Pass@K."""
 
     tasks: str
@@ -573,6 +614,23 @@ class Recipe(Place):
     """Reinforcement learning."""
     eval: RecipeEval | None = None
     """Evaluations; none when omitted."""
+
+    @property
+    def training(self) -> RLSettings:
+        """The reinforcement learning as a run of its own, in the recipe's folder."""
+        return RLSettings(**self._place, **vars(self.rl))
+
+    @property
+    def tuning(self) -> SFTSettings | None:
+        """The fine-tuning as a run of its own, in the folder ``sft`` of the recipe's."""
+        if self.sft is None:
+            return None
+        place = self._place | {"output_dir": self.output_dir / "sft"}
+        return SFTSettings(**place, **vars(self.sft))
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in fields_of(Place)}
 
 
 @checked

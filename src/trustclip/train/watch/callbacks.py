@@ -62,9 +62,8 @@ class Checkups(TrainerCallback):
     Each comes after a checkpoint of its step, so that an interruption costs no update.
     """
 
-    def __init__(self, every: int, evaluate: Callable[[Any], None]) -> None:
-        self._every, self._evaluate = every, evaluate
-        self.trainer: Any = None
+    def __init__(self, every: int, evaluate: Callable[[Any], None], trainer: Any) -> None:
+        self._every, self._evaluate, self._trainer = every, evaluate, trainer
 
     def _due(self, state: Any) -> bool:
         step = state.global_step
@@ -77,7 +76,7 @@ class Checkups(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # At the beginning of a step, the previous checkpoint has been written, or loaded.
         if self._due(state):
-            self._evaluate(self.trainer)
+            self._evaluate(self._trainer)
 
 
 def silence(trainer: Trainer) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from trustclip.train.models import lora_config
+from trustclip.train.configs import lora_config
 from trustclip.train.preflight.memory import estimate
 from trustclip.train.settings.stages import RLStage
 from trustclip_lab.bench.gpu.cases import Case, Place, Row, Stage

@@ -37,9 +37,11 @@ from trustclip.train.problems.verify.functions import (
     text_of,
 )
 
+#: Name of the binary answer reward, which can be noisy.
+CORRECT = "correct"
 #: Built-in rewards: classes, which take arguments, and functions.
 BUILT_IN: Mapping[str, Any] = {
-    "correct": AnswerReward,
+    CORRECT: AnswerReward,
     "format": FormatReward,
     "soft_overlong": SoftOverlong,
     "format_exact": format_exact,
@@ -86,6 +88,11 @@ class RewardSpec:
     def own(self) -> bool:
         """Whether it is imported."""
         return names_code(self.name)
+
+    @property
+    def reads_answer(self) -> bool:
+        """Whether it is built in and reads the gold answer: a problem without one is useless."""
+        return self.name in (CORRECT, "answer_graded", "number_graded")
 
 
 def read_rewards(setting: Any) -> tuple[RewardSpec, ...]:

@@ -101,7 +101,11 @@ def record(options: argparse.Namespace) -> None:
     from transformers import TrainerCallback
 
     from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
-    from trustclip.train.tiny import tiny_model
+
+    try:
+        from trustclip.train.tiny import tiny_model
+    except ImportError:  # a commit of 0.2.0
+        from trustclip.recipes.tiny import tiny_model  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(1)
     with options.record.open("w") as file, tempfile.TemporaryDirectory() as folder:

@@ -17,7 +17,7 @@ from trustclip.train.problems.decontaminate import decontaminate
 from trustclip.train.problems.files import stem_of
 from trustclip.train.problems.generated import GENERATED, PRIMER
 from trustclip.train.problems.problem import Problem
-from trustclip.train.problems.prompts import FILE, PromptStyle, messages, tokens_of
+from trustclip.train.problems.prompts import PROMPT_FILE, PromptStyle, messages, tokens_of
 from trustclip.train.problems.sources import RowSelection, load_problems, load_task
 from trustclip.train.problems.verify.chosen import check_columns
 from trustclip.train.runs.directory import RunDirectory
@@ -305,7 +305,7 @@ def data_table(problems: Sequence[Problem], style: PromptStyle) -> Any:
 def trained_with(model: str) -> dict[str, Any] | None:
     """The prompts that the model in a folder was trained with; None if unknown."""
     try:
-        content = json.loads((Path(model) / FILE).read_text(encoding="utf-8"))
+        content = json.loads((Path(model) / PROMPT_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None

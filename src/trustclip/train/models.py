@@ -13,7 +13,7 @@ from trustclip.support.names import nearest
 from trustclip.train.durable.ranks import by_first
 from trustclip.train.durable.store import same_mode, writing_to
 from trustclip.train.gguf import check_gguf, convert, gguf_of
-from trustclip.train.problems.prompts import FILE, PromptStyle, set_chat_template
+from trustclip.train.problems.prompts import PROMPT_FILE, PromptStyle, set_chat_template
 from trustclip.train.settings.pretrained import PRETRAINED
 from trustclip.train.settings.stages import Dtype, Saved
 from trustclip.train.tiny import BUILT_IN, tiny_model, tiny_tokenizer
@@ -279,7 +279,7 @@ def save_model(
     def finish(into: Path) -> None:
         tokenizer.save_pretrained(into)
         if prompt is not None:
-            write_json(into / FILE, prompt)
+            write_json(into / PROMPT_FILE, prompt)
 
     def write() -> None:
         place, adapter = folder if what == "adapter" else folder / "adapter", None

@@ -72,7 +72,7 @@ def rl(settings: RLSettings, console: Console) -> RunDirectory:
     return run
 
 
-#: Settings that nothing speaks against which is known before data are read: what `check` returns.
+#: Settings without a fault that shows before data are read; `check` alone makes them of others.
 Plan = NewType("Plan", RLSettings)
 
 
@@ -90,7 +90,7 @@ class Prepared:
     tokenizer: Any
     problems: Mapping[str | None, Sequence[Problem]]  # by task; None for those to train on
     table: Any  # the trainer's data set: of these, those with prompts that are short enough
-    prompt: dict[str, Any]  # one of them as the model gets it, for the records
+    prompt: dict[str, Any]  # what `record` says of one of them
     adapters: Any  # PEFT's; None to train all weights
     config: Any  # TRL's
     tokens: tuple[int, int, float]  # what `token_sampler` records
@@ -168,18 +168,18 @@ def ready(
         model, tokenizer = starting_model(settings, run, console)
         short = short_enough(problems, tokenizer, settings)
         yield Prepared(
-            model,
-            tokenizer,
-            {None: problems},
-            data_table(short, settings.style),
-            record(settings.style, tokenizer, short[0].problem),
-            lora_config(settings.lora_r, settings.lora_alpha, settings.lora),
-            grpo_config(settings, run.checkpoints, settings.seed),
-            (settings.tokens_every, settings.tokens_completions, settings.tokens_megabytes),
-            settings.save,
-            rewards,
-            sink,
-            code,
+            model=model,
+            tokenizer=tokenizer,
+            problems={None: problems},
+            table=data_table(short, settings.style),
+            prompt=record(settings.style, tokenizer, short[0].problem),
+            adapters=lora_config(settings.lora_r, settings.lora_alpha, settings.lora),
+            config=grpo_config(settings, run.checkpoints, settings.seed),
+            tokens=(settings.tokens_every, settings.tokens_completions, settings.tokens_megabytes),
+            saved=settings.save,
+            rewards=rewards,
+            sink=sink,
+            code=code,
         )
 
 
@@ -229,7 +229,7 @@ def train(prepared: Prepared, run: RunDirectory, console: Console) -> None:
     if evaluation is not None:
         evaluation(trainer)
     save_model(trainer.model, prepared.tokenizer, run.final, prepared.prompt, prepared.saved)
-    course = evaluation.course if evaluation is not None else dict
+    course = evaluation.course if evaluation else dict  # read on the first rank alone
     by_first(lambda: conclude(run, {**prepared.facts, **course(), **metrics, "finished": True}))
 
 

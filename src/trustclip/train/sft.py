@@ -65,12 +65,12 @@ class Prepared:
     model: Any
     tokenizer: Any
     solutions: Any  # the trainer's data set
-    config: Any  # TRL's
+    prompt: dict[str, Any]  # what `record` says of one of them
     adapters: Any  # PEFT's; None to train all weights
+    config: Any  # TRL's
     steps: int  # updates, for the progress bar
     saved: Saved
-    prompt: dict[str, Any]  # for summary and model
-    facts: dict[str, Any]  # that are known before training, for the summary
+    facts: dict[str, Any]  # known before training, for the summary
 
 
 def prepare(
@@ -98,15 +98,15 @@ def prepare(
         for problem in problems
     ]
     return Prepared(
-        model,
-        tokenizer,
-        Dataset.from_list(rows),
-        sft_config(settings, run.checkpoints),
-        lora_config(settings.lora_r, settings.lora_alpha, settings.lora),
-        _steps(settings, len(rows)),
-        settings.save,
-        record(settings.style, tokenizer, problems[0].problem),
-        {**facts, "problems": len(problems)},
+        model=model,
+        tokenizer=tokenizer,
+        solutions=Dataset.from_list(rows),
+        prompt=record(settings.style, tokenizer, problems[0].problem),
+        adapters=lora_config(settings.lora_r, settings.lora_alpha, settings.lora),
+        config=sft_config(settings, run.checkpoints),
+        steps=_steps(settings, len(rows)),
+        saved=settings.save,
+        facts={**facts, "problems": len(problems)},
     )
 
 

@@ -238,11 +238,10 @@ class Evaluation:
     def __init__(
         self, settings: RecipeEval, seed: int, tests: Tasks, run: RunDirectory, console: Console
     ) -> None:
-        s = settings
-        measures = Measures(s.reward, s.style.extraction)
-        self.every, self._tasks, self._run, self._console = s.every, tests, run, console
-        self._plan = Plan(s.k, s.style, seed, s.batch_size, measures)
-        self._sampling = Sampling(s.temperature, s.top_p, s.max_tokens)
+        measures = Measures(settings.reward, settings.style.extraction)
+        self._plan = Plan(settings.k, settings.style, seed, settings.batch_size, measures)
+        self._sampling = Sampling(settings.temperature, settings.top_p, settings.max_tokens)
+        self.every, self._tasks, self._run, self._console = settings.every, tests, run, console
 
     def __call__(self, trainer: Any) -> None:
         """Evaluate a trainer's policy; rows come after every checkpoint, so none is a repeat."""

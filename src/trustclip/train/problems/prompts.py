@@ -308,11 +308,11 @@ def rendered(tokenizer: Any, problem: str, style: str | PromptStyle) -> str:
 
 
 #: Beside a trained model: the prompts that it was trained with.
-FILE = "prompt.json"
+PROMPT_FILE = "prompt.json"
 
 
 def record(style: PromptStyle, tokenizer: Any = None, problem: str | None = None) -> dict[str, Any]:
-    """A prompt in plain values, for ``summary.json`` and for `FILE`.
+    """A prompt in plain values, for ``summary.json`` and for `PROMPT_FILE`.
 
     With the hash of a tokenizer's chat template, and a problem as the model gets it.
     """

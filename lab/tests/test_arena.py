@@ -206,6 +206,7 @@ WRONG = {
     "unknown depth of the axis": {"axes": {"noise": {"task": "many", "depth": 3, "changes": {}}}},
     "duplicate": {"learning_rates": [0.1, 0.1]},
     "the design without one": {"axes": {"main": {"task": "many", "depth": 8, "changes": {}}}},
+    "did you mean 'tasks.many.reaches'?": {"tasks": {"many": {"reachs": 0.1}}},
     "`task`": {"tasks": {"mny": {"reaches": 0.1}}, "axes": {}},
 }  # fmt: skip
 

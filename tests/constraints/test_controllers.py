@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from method_cases import random_batch
 
 import trustclip as tc
-from trustclip.cli.arguments import settings as read
+from trustclip.cli.commands.experiments import settings as read
 from trustclip.constraints import controllers, diagnostics
 from trustclip.constraints.adaptive import Adaptive
 from trustclip.train.settings.stages import RLSettings

@@ -207,7 +207,7 @@ def test_the_config_serialises_its_shadows_and_refuses_what_the_engine_lacks(tmp
 def test_a_recipe_takes_shadows_and_locates_a_wrong_one(tmp_path):
     from test_recipe_files import changed, errors_of
 
-    from trustclip.cli.arguments import settings
+    from trustclip.cli.commands.experiments import settings
     from trustclip.train.settings.stages import RLSettings
 
     given = ["--preset", "tiny", "--output-dir", str(tmp_path), "--shadows"]

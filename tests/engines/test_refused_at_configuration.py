@@ -10,7 +10,7 @@ from rich.console import Console
 from test_recipe_files import changed, errors_of, written
 
 import trustclip as tc
-from trustclip.cli.arguments import settings
+from trustclip.cli.commands.experiments import settings
 from trustclip.engines.limits import ENGINES, refusal
 from trustclip.train.checks import absent, complaints
 from trustclip.train.files import load_recipe

@@ -1,8 +1,8 @@
 """Conversion of command-line arguments into the classes that declare them.
 
 `_words` splits a command line. `changes_of` turns it into changes by dotted path, which
-`trustclip.train.files.build` applies to a preset or a recipe file and checks; `parse` fills the
-class of a command's options.
+`trustclip.support.settings` applies to what a preset or a file holds; `parse` fills the class of a
+command's options.
 """
 
 import functools
@@ -12,14 +12,17 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
-from trustclip.cli.options import EXAMPLES, Option, help_of, options_of
+from trustclip.cli.options import Option, help_of, options_of
 from trustclip.support.checked import explain
+from trustclip.support.marks import type_at
 from trustclip.support.names import nearest, unknown
+from trustclip.support.settings import path_of
 from trustclip.support.terminal import say
+from trustclip.support.yaml_files import parse_scalar
 
 if TYPE_CHECKING:
     from trustclip.constraints.base import Method
@@ -162,49 +165,28 @@ def _convert(one: Option, texts: Sequence[str], see: str) -> Any:
     return tuple(values) if one.many else values[0]
 
 
-def settings(cls: type[T], argv: Sequence[str], command: str, first: str = "") -> T:
-    """Parse the settings of an experiment command; ``--help`` prints the options and exits.
-
-    Beside options by name it takes ``--preset NAME``, ``--method.NAME VALUE`` for a hyper-parameter
-    and ``--trl.NAME VALUE`` for a field of TRL; ``first`` is the setting of a positional argument.
-    """
-    if {"-h", "--help"} & set(argv):
-        say(f"{help_of(cls, command)}\n\n{EXAMPLES[command]}")
-        raise SystemExit(0)
-    from trustclip.train.files import Source, build, preset
-
-    rest, name = split_option(list(argv), "--preset")
-    content = {} if name is None else preset(command, name)
-    positional, changes = changes_of(rest, cls)
-    if positional and first and first not in changes:
-        changes[first] = positional.pop(0)
-    if positional:
-        raise ValueError(f"unexpected argument {positional[0]!r}; see trustclip {command} --help.")
-    return build(cls, content, Source(changes=changes))
-
-
 def changes_of(
     argv: Sequence[str], cls: type, aliases: Mapping[str, str] | None = None
 ) -> tuple[list[str], dict[str, Any]]:
     """Positional arguments, and options as changes to settings: ``{dotted path: value}``.
 
     A value is parsed by the type of its field: text stays text, everything else is YAML. What the
-    class does not have is a change as well, which `build` refuses. Aliases are
-    short forms of dotted paths.
+    class does not have is a change as well, which `build` refuses. Aliases are short forms of
+    dotted paths.
 
     Example:
       >>> from trustclip.train.settings.stages import Recipe
       >>> changes_of(["a.yaml", "--rl.learning-rate", "1e-5", "--seed=1", "--rl.use-vllm"], Recipe)
       (['a.yaml'], {'rl.learning_rate': 1e-05, 'seed': 1, 'rl.use_vllm': True})
     """
-    from trustclip.train.files import path_of
+    aliases = aliases or {}
 
     def path(option: str) -> str:
-        return path_of(_name(option), aliases or {})
+        return path_of(_name(option), aliases)
 
     def capacity(option: str) -> int:
-        switch = _type_of(cls, path(option).split(".")) is bool
-        return 0 if switch or _positive(cls, _name(option), aliases or {}) else 1
+        switch = type_at(cls, path(option).split(".")) is bool
+        return 0 if switch or _positive(cls, _name(option), aliases) else 1
 
     positional: list[str] = []
     changes: dict[str, Any] = {}
@@ -212,8 +194,8 @@ def changes_of(
         if not option:
             positional += words
             continue
-        name, hint = _name(option), _type_of(cls, path(option).split("."))
-        if not words and hint is None and (positive := _positive(cls, name, aliases or {})):
+        name, hint = _name(option), type_at(cls, path(option).split("."))
+        if not words and hint is None and (positive := _positive(cls, name, aliases)):
             changes[positive] = False
         elif words:
             changes[name] = _value(path(option), hint, words[0])
@@ -250,29 +232,14 @@ def _words(argv: Sequence[str], capacity: Callable[[str], int]) -> Iterator[tupl
 
 def _positive(cls: type, name: str, aliases: Mapping[str, str]) -> str | None:
     """The switch that a negated option turns off: ``rl.use_vllm`` for ``rl.no_use_vllm``."""
-    from trustclip.train.files import path_of
-
     head, dot, last = name.rpartition(".")
     positive = head + dot + last.removeprefix("no_")
-    is_switch = _type_of(cls, path_of(positive, aliases).split(".")) is bool
+    is_switch = type_at(cls, path_of(positive, aliases).split(".")) is bool
     return positive if last.startswith("no_") and is_switch else None
-
-
-def _type_of(cls: Any, path: Sequence[str]) -> Any:
-    """Type of the field at a path of nested settings classes; None where there is none."""
-    for name in path:
-        inner = [c for c in (get_args(cls) or (cls,)) if hasattr(c, "__dataclass_fields__")]
-        hints = get_type_hints(inner[0]) if inner else {}
-        if name not in hints:
-            return None
-        cls = hints[name]
-    return cls
 
 
 def _value(path: str, hint: Any, text: str) -> Any:
     """Parse the text of an option for a field of type ``hint``."""
-    from trustclip.train.files import parse_scalar
-
     if path.rpartition(".")[2] == "method":  # its name, or {name: ..., ...}
         return parse_scalar(text) if text.lstrip().startswith("{") else text
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
@@ -283,11 +250,14 @@ def _value(path: str, hint: Any, text: str) -> Any:
     return parse_scalar(text)
 
 
-def method_from(name: str, argv: Sequence[str], command: str) -> "Method":
+def method_from(name: str, argv: Sequence[str], command: str) -> "tuple[Method, list[str]]":
     """Build a method from its hyper-parameters as arguments, e.g. ``["--delta", "0.05"]``.
 
     A controller may replace a number, written as YAML: ``["--delta", "{controller:
     target_gate, share: 0.02}"]``.
+
+    Returns:
+      The method, and the positional arguments.
     """
     from trustclip.constraints.base import method_class
     from trustclip.constraints.registry import method
@@ -297,9 +267,7 @@ def method_from(name: str, argv: Sequence[str], command: str) -> "Method":
         say(help_of(cls, command))
         raise SystemExit(0)
     positional, changes = changes_of(argv, cls)
-    if positional:
-        raise ValueError(f"unexpected argument {positional[0]!r}; see trustclip {command} --help.")
-    return method(name, **changes)
+    return method(name, **changes), positional
 
 
 def split_option(argv: list[str], flag: str) -> tuple[list[str], str | None]:

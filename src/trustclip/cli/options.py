@@ -15,54 +15,10 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from trustclip.support.jsonl import plain
-from trustclip.support.marks import Also, Dotted, Metavar, Positional, fields_of, marks
+from trustclip.support.marks import Also, Dotted, Metavar, Positional, class_in, fields_of, marks
 
 #: Names of types in a help text.
 _WORDS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
-
-
-#: What follows the options of an experiment command: how they are used.
-EXAMPLES = {
-    "demo": """\
-examples:
-  trustclip demo
-  trustclip demo --method clip_higher --method.high 0.3 --seed 3""",
-    "init": """\
-examples:
-  trustclip init
-  trustclip init --model smollm2 --dataset word-sums
-  trustclip init mine.yaml --model Qwen/Qwen3-0.6B --dataset sums.jsonl --columns.problem text""",
-    "try": """\
-examples:
-  trustclip try smollm2 --dataset word-sums
-  trustclip try Qwen/Qwen3-0.6B --dataset problems.jsonl@[:100] --columns.prompt question --n 16
-  trustclip try recipe.yaml --n 16 --each 8""",
-    "sft": """\
---preset tiny sets everything for a small model and generated problems, seconds on a CPU;
---dry-run says what would be done and loads no model.
-
-examples:
-  trustclip sft --preset tiny
-  trustclip sft --model Qwen/Qwen3-1.7B --dataset solved.jsonl --output-dir runs/sft""",
-    "rl": """\
---preset tiny sets everything for a small model and generated problems, seconds on a CPU;
---dry-run prints the plan, estimates the memory and runs the longest batch once;
---method.NAME VALUE sets a hyper-parameter of the method (trustclip methods lists both), and
---trl.NAME VALUE any other field of TRL's GRPOConfig.
-
-examples:
-  trustclip rl --preset tiny --method clip --method.epsilon 0.1
-  trustclip rl --model Qwen/Qwen3-1.7B --dataset problems.jsonl --output-dir runs/rl
-  trustclip rl ... --reward rewards.py:polite --columns.prompt question""",
-    "eval": """\
---preset tiny sets everything for a small model and generated problems, seconds on a CPU;
---dry-run says what would be done and loads no model.
-
-examples:
-  trustclip eval --preset tiny
-  trustclip eval --model runs/rl/final --tasks amc23,aime24 --output-dir runs/eval
-  trustclip compare runs/eval runs/eval-other""",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,10 +124,8 @@ def options_of(cls: Any, prefix: str = "") -> tuple[Option, ...]:
 
 def section_of(hint: Any) -> Any:
     """The class of settings that a field holds, or may hold; None where it holds a value."""
-    for kind in (hint, *get_args(hint)):
-        if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__"):
-            return None if hasattr(kind, "surrogate") else kind  # a method is one value
-    return None
+    inner = class_in(hint)
+    return None if hasattr(inner, "surrogate") else inner  # a method is one value
 
 
 def descriptions(cls: type) -> dict[str, str]:

@@ -4,7 +4,7 @@
 directory, the recorder and the command line ask `marked` instead of keeping lists of names.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -104,3 +104,26 @@ def marked(cls: type, kind: type[T]) -> Mapping[str, T]:
 def fields_of(cls: Any) -> tuple[str, ...]:
     """Names of the fields of a dataclass, in their order."""
     return tuple(name for name, field in cls.__dataclass_fields__.items() if field.init)
+
+
+def class_in(hint: Any) -> Any:
+    """The dataclass that a type is, or that a value of it may be; None for other types."""
+    kinds = (hint, *get_args(hint))
+    return next((kind for kind in kinds if hasattr(kind, "__dataclass_fields__")), None)
+
+
+def type_at(cls: Any, path: Sequence[str]) -> Any:
+    """Type of the field at a path of nested settings classes; None where there is none.
+
+    Example:
+      >>> from trustclip.train.settings.stages import Recipe
+      >>> type_at(Recipe, ["rl", "lora", "use_dora"]), type_at(Recipe, ["rl", "nothing"])
+      (<class 'bool'>, None)
+    """
+    for name in path:
+        if get_origin(cls) is dict:  # of settings by names of the user's own
+            cls = get_args(cls)[1]
+            continue
+        inner = class_in(cls)
+        cls = get_type_hints(inner).get(name) if inner else None
+    return cls

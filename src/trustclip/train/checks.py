@@ -10,6 +10,7 @@ from trustclip.constraints.base import Trait
 from trustclip.engines import limits
 from trustclip.support.inside import check_url
 from trustclip.support.names import nearest
+from trustclip.support.settings import Complaint
 from trustclip.train import rewarding
 from trustclip.train.problems.generated import GENERATED, PRIMER
 from trustclip.train.problems.rows import Fields, map_columns
@@ -23,8 +24,6 @@ from trustclip.train.settings.stages import (
     TrySettings,
     source_of,
 )
-
-Complaint = tuple[tuple[str, ...], str]
 
 
 @singledispatch

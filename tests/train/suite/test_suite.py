@@ -20,7 +20,7 @@ from rich.console import Console
 
 import trustclip as tc
 from trustclip import method
-from trustclip.cli import arguments
+from trustclip.cli.commands.experiments import settings
 from trustclip.support.jsonl import append_jsonl, plain, read_jsonl
 from trustclip.support.stops import TOGETHER
 from trustclip.train.durable.lock import only_process
@@ -364,7 +364,7 @@ def test_the_command_line_of_an_sft_says_its_settings(folder):
     folder.write({**RECIPE, "sft": odd})
     (job, *_) = plan(folder.file).jobs
     command, *rest = _arguments(job)
-    read = arguments.settings(SFTSettings, rest, command)
+    read = settings(SFTSettings, rest, command)
     assert plain(asdict(read)) == plain({**job.settings, "output_dir": job.path})
     assert read.seed == 7 and read.model == "tiny" and read.max_steps == -1 and job.updates == 0
 

@@ -13,9 +13,10 @@ from trustclip.constraints.base import Method
 from trustclip.constraints.registry import as_method
 from trustclip.support.jsonl import plain
 from trustclip.support.names import unknown
-from trustclip.train.files import Source, build
+from trustclip.support.settings import Source, build
 from trustclip.train.suite.plan import digest
 from trustclip_lab.arena.settings import MAIN, ArenaSettings, finer
+from trustclip_lab.stack.run import RULES
 from trustclip_lab.stack.settings import LabSettings
 
 Stage = Literal["tuning", "test"]
@@ -256,7 +257,7 @@ def _cell(settings: ArenaSettings, stage: Stage, place: Setting, variant: Varian
     }
     where = f"{place.design}, {place.task}, depth {place.depth}, {variant.label}"
     try:
-        lab = build(LabSettings, content, Source())
+        lab = build(LabSettings, content, Source(), RULES)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     reaches = settings.tasks[place.task].reaches

@@ -20,7 +20,8 @@ from rich.table import Table
 
 from trustclip.stats import curves
 from trustclip.support.jsonl import plain, write_text
-from trustclip.train.files import Source, build, load_yaml
+from trustclip.support.settings import Source, build
+from trustclip.train.files import load_yaml
 from trustclip_lab.arena import plan
 from trustclip_lab.arena.plan import Cell
 from trustclip_lab.arena.settings import MAIN, ArenaSettings

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from trustclip.support.checked import Count, Positive, Share, Whole, checked
 from trustclip.support.names import unknown
-from trustclip.train.checks import Complaint, complaints
+from trustclip.support.settings import Complaint
 from trustclip.train.suite.settings import LABEL
 
 #: Settings of the lab that the arena sets itself.
@@ -169,8 +169,3 @@ def finer(rates: tuple[float, ...], times: int) -> list[float]:
     """
     low, high, count = math.log(min(rates)), math.log(max(rates)), len(rates) * times
     return [math.exp(low + (high - low) * i / max(count - 1, 1)) for i in range(count)]
-
-
-@complaints.register
-def _(settings: ArenaSettings) -> Iterator[Complaint]:
-    yield from ()

@@ -16,9 +16,9 @@ from trustclip.constraints.base import Method
 from trustclip.engines.limits import refusal
 from trustclip.support.jsonl import plain, write_text
 from trustclip.support.names import unknown
+from trustclip.support.settings import Complaint, Rules, Source, build
 from trustclip.support.terminal import print_table
-from trustclip.train.checks import Complaint, complaints
-from trustclip.train.files import Source, build, load_yaml
+from trustclip.train.files import load_yaml
 from trustclip.train.suite.plan import digest
 from trustclip.train.suite.settings import Scalar, combinations, labelled_methods, suffix
 from trustclip_lab.stack import results
@@ -56,11 +56,14 @@ class Cell:
         return {"method": self.label, **{k.rpartition(".")[2]: v for k, v in self.values.items()}}
 
 
-@complaints.register
-def _(settings: LabSettings) -> Iterator[Complaint]:
+def _complaints(settings: LabSettings) -> Iterator[Complaint]:
     problem = refusal(settings.method, SUPPLY)
     if problem:
         yield ("method",), problem
+
+
+#: What is true of the lab's settings beyond their types.
+RULES = Rules(_complaints)
 
 
 def load(file: Path | None, changes: Mapping[str, Any]) -> LabSettings:
@@ -70,11 +73,11 @@ def load(file: Path | None, changes: Mapping[str, Any]) -> LabSettings:
       ValueError: all errors, as recipes report them.
     """
     if file is None:
-        return build(LabSettings, {}, Source(changes=changes))
+        return build(LabSettings, {}, Source(changes=changes), RULES)
     content, lines = load_yaml(file)
     if not isinstance(content, dict) or not content:
         raise ValueError(f"{file} holds no settings of the lab.")
-    return build(LabSettings, content, Source(str(file), lines, changes))
+    return build(LabSettings, content, Source(str(file), lines, changes), RULES)
 
 
 def cells(settings: LabSettings) -> list[Cell]:
@@ -109,7 +112,7 @@ def _cell(settings: LabSettings, label: str, method: Method, combination: Any) -
     content = {**plain(settings), "methods": {}, "sweep": {}, "reference": None}
     changes = {**combination.changes, "method": method.to_dict()}
     try:
-        lab = build(LabSettings, content, Source(changes=changes))
+        lab = build(LabSettings, content, Source(changes=changes), RULES)
     except ValueError as error:
         raise ValueError(f"{label}{suffix(combination.shown)}: {error}") from None
     what = {key: value for key, value in plain(lab).items() if key not in ABOUT_RESULTS}

@@ -122,7 +122,9 @@ def bounds(argv: Sequence[str]) -> int:
     from trustclip.constraints.adaptive import Adaptive
 
     name, *rest = argv
-    method = method_from(name, rest, f"bounds {name}")
+    method, more = method_from(name, rest, f"bounds {name}")
+    if more:
+        raise ValueError(f"unexpected argument {more[0]!r}; see trustclip bounds {name} --help.")
     if isinstance(method, Adaptive):
         _print_thresholds(method)
     else:

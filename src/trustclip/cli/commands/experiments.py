@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from trustclip.cli.arguments import changes_of, reads, require, settings, takes
+from trustclip.cli.arguments import changes_of, reads, require, split_option, takes
+from trustclip.cli.options import help_of
 from trustclip.support.marks import Argument
 from trustclip.support.terminal import Terminal, say
 from trustclip.train.settings.stages import (
@@ -18,10 +19,68 @@ from trustclip.train.settings.stages import (
 
 T = TypeVar("T")
 
+#: Of each command, what follows its options in the help text: how they are used.
+EXAMPLES = {
+    "demo": """\
+examples:
+  trustclip demo
+  trustclip demo --method clip_higher --method.high 0.3 --seed 3""",
+    "sft": """\
+--preset tiny sets everything for a small model and generated problems, seconds on a CPU;
+--dry-run says what would be done and loads no model.
+
+examples:
+  trustclip sft --preset tiny
+  trustclip sft --model Qwen/Qwen3-1.7B --dataset solved.jsonl --output-dir runs/sft""",
+    "rl": """\
+--preset tiny sets everything for a small model and generated problems, seconds on a CPU;
+--dry-run prints the plan, estimates the memory and runs the longest batch once;
+--method.NAME VALUE sets a hyper-parameter of the method (trustclip methods lists both), and
+--trl.NAME VALUE any other field of TRL's GRPOConfig.
+
+examples:
+  trustclip rl --preset tiny --method clip --method.epsilon 0.1
+  trustclip rl --model Qwen/Qwen3-1.7B --dataset problems.jsonl --output-dir runs/rl
+  trustclip rl ... --reward rewards.py:polite --columns.prompt question""",
+    "eval": """\
+--preset tiny sets everything for a small model and generated problems, seconds on a CPU;
+--dry-run says what would be done and loads no model.
+
+examples:
+  trustclip eval --preset tiny
+  trustclip eval --model runs/rl/final --tasks amc23,aime24 --output-dir runs/eval
+  trustclip compare runs/eval runs/eval-other""",
+}
+
+
+def settings(
+    cls: type[T], argv: Sequence[str], command: str, first: str = "", examples: str = ""
+) -> T:
+    """Parse the settings of an experiment command; ``--help`` prints the options and exits.
+
+    Beside options by name it takes ``--preset NAME``, ``--method.NAME VALUE`` for a hyper-parameter
+    and ``--trl.NAME VALUE`` for a field of TRL. The examples end the help text; ``first`` is the
+    setting of a positional argument.
+    """
+    if {"-h", "--help"} & set(argv):
+        say(f"{help_of(cls, command)}\n\n{examples}")
+        raise SystemExit(0)
+    from trustclip.support.settings import Source
+    from trustclip.train.files import build, preset
+
+    rest, name = split_option(list(argv), "--preset")
+    content = {} if name is None else preset(command, name)
+    positional, changes = changes_of(rest, cls)
+    if positional and first and first not in changes:
+        changes[first] = positional.pop(0)
+    if positional:
+        raise ValueError(f"unexpected argument {positional[0]!r}; see trustclip {command} --help.")
+    return build(cls, content, Source(changes=changes))
+
 
 @takes(DemoSettings)
 def demo(argv: Sequence[str]) -> int:
-    options = settings(DemoSettings, argv, "demo")
+    options = settings(DemoSettings, argv, "demo", examples=EXAMPLES["demo"])
     require("transformers", "trl", "plotly", "jinja2")  # the last two of the page it ends with
     _be_quiet()
     from trustclip.train.pipeline import demo as run
@@ -79,7 +138,7 @@ def evaluate(argv: Sequence[str]) -> int:
 def _stage(cls: type[T], argv: Sequence[str], name: str) -> tuple[T, bool]:
     """Settings of a stage, and whether ``--dry-run`` asks for what it would do."""
     rest, dry = _dry(argv)
-    options = settings(cls, rest, name)
+    options = settings(cls, rest, name, examples=EXAMPLES[name])
     _be_quiet()
     return options, dry
 
@@ -159,7 +218,8 @@ def resume(argv: Sequence[str]) -> int:
     if not argv or {"-h", "--help"} & set(argv):
         say(RESUME_USAGE)
         return 0 if argv else 2
-    from trustclip.train.files import ALIASES, Source, build, of_run
+    from trustclip.support.settings import Source
+    from trustclip.train.files import ALIASES, build, of_run
 
     folders, _ = changes_of(argv, Recipe, ALIASES)
     if len(folders) != 1:

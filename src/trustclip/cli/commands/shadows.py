@@ -11,6 +11,7 @@ from trustclip.cli.arguments import method_from, reads, split_option
 from trustclip.support.marks import Argument
 from trustclip.support.terminal import Terminal, say
 from trustclip.support.text import percent
+from trustclip.support.yaml_files import yaml_list
 
 _SUGGEST = """\
 usage: trustclip suggest METHOD [--share 0.02] LOGS... [--HYPER-PARAMETER VALUE ...]
@@ -44,7 +45,6 @@ def shadow(options: Shadow) -> int:
     from trustclip.constraints.registry import method
     from trustclip.constraints.shadow import shadow_methods
     from trustclip.logs.watched import able, supplied, watch
-    from trustclip.train.settings.stages import yaml_list
 
     fields, left_out = supplied(options.logs), {}
     if options.methods == "all":
@@ -98,31 +98,15 @@ def suggest(argv: Sequence[str]) -> int:
     rest, text = split_option(rest, "--share")
     from trustclip.logs.suggest import suggest as find
 
-    logs, flags = _split(rest)
+    method, logs = method_from(name, rest, f"suggest {name}")
     if not logs:
         raise ValueError("give at least one file of tokens.")
-    method = method_from(name, flags, f"suggest {name}")
     try:
         share = float("0.02" if text is None else text)
     except ValueError:
         raise ValueError(f"--share must be a number such as 0.02, got {text!r}.") from None
-    _print_suggestion(find(method, share, logs))
+    _print_suggestion(find(method, share, [*map(Path, logs)]))
     return 0
-
-
-def _split(argv: Sequence[str]) -> tuple[list[Path], list[str]]:
-    paths: list[Path] = []
-    flags: list[str] = []
-    rest = list(argv)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("--"):
-            paths.append(Path(word))
-            continue
-        flags.append(word)
-        if "=" not in word and rest:
-            flags.append(rest.pop(0))
-    return paths, flags
 
 
 def _print_suggestion(suggestion: Any) -> None:

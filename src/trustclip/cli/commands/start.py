@@ -6,9 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trustclip.cli.arguments import changes_of, settings, takes
+from trustclip.cli.arguments import changes_of, takes
+from trustclip.cli.commands.experiments import settings
 from trustclip.support.terminal import Terminal, say
 from trustclip.train.settings.stages import InitSettings, TrySettings
+
+_TRY = """\
+examples:
+  trustclip try smollm2 --dataset word-sums
+  trustclip try Qwen/Qwen3-0.6B --dataset problems.jsonl@[:100] --columns.prompt question --n 16
+  trustclip try recipe.yaml --n 16 --each 8"""
+_INIT = """\
+examples:
+  trustclip init
+  trustclip init --model smollm2 --dataset word-sums
+  trustclip init mine.yaml --model Qwen/Qwen3-0.6B --dataset sums.jsonl --columns.problem text"""
 
 #: Options of ``try`` that no recipe has.
 _OWN = ("n", "each")
@@ -28,7 +40,7 @@ def attempt(argv: Sequence[str]) -> int:
         place = {"model": recipe.model, "seed": recipe.seed, "dtype": recipe.dtype}
         options = TrySettings(dataset=training.dataset, **place, **own)
     else:
-        options = settings(TrySettings, argv, "try", first="model")
+        options = settings(TrySettings, argv, "try", "model", _TRY)
     from trustclip.train.watch.callbacks import silence_libraries
 
     silence_libraries()
@@ -42,7 +54,7 @@ def attempt(argv: Sequence[str]) -> int:
 
 @takes(InitSettings)
 def init(argv: Sequence[str]) -> int:
-    options = settings(InitSettings, argv, "init", first="file")
+    options = settings(InitSettings, argv, "init", "file", _INIT)
     from trustclip.train.watch.callbacks import silence_libraries
 
     silence_libraries()

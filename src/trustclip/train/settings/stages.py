@@ -41,6 +41,7 @@ from trustclip.support.marks import (
     ToTrl,
     fields_of,
 )
+from trustclip.support.yaml_files import yaml_list
 from trustclip.train.problems.generated import GENERATED, PRIMER
 from trustclip.train.problems.prompts import Prompt, PromptStyle, styled
 
@@ -115,18 +116,6 @@ else:
     #: What `trustclip.train.problems.verify.chosen` reads, in its plain form; to the command line,
     #: text.
     Rewards = Annotated[str, PlainValidator(_reward)]
-
-
-def yaml_list(text: str) -> list[Any]:
-    """A list as the command line has it: YAML, its brackets left out or not.
-
-    Example:
-      >>> yaml_list("atr, {name: clip, epsilon: 0.1}")
-      ['atr', {'name': 'clip', 'epsilon': 0.1}]
-    """
-    import yaml
-
-    return yaml.safe_load(f"[{text.strip().removeprefix('[').removesuffix(']')}]")
 
 
 #: In place of names of test sets: those that the recipe evaluates on, and none.

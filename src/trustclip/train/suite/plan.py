@@ -17,17 +17,17 @@ from trustclip.support.consent import consent
 from trustclip.support.jsonl import read_mapping
 from trustclip.support.names import unknown
 from trustclip.support.secrets import redact
+from trustclip.support.settings import Complaint, Rules, Source, refuse, validated
 from trustclip.train.files import as_mapping, load_yaml, read_recipe
 from trustclip.train.problems.sources import task_file
 from trustclip.train.settings.stages import NOTHING, Recipe
 from trustclip.train.shipped import locate
 from trustclip.train.suite.settings import (
-    Complaint,
     Scalar,
     SuiteSettings,
     combinations,
+    complaints,
     labelled_methods,
-    parse_settings,
     suffix,
 )
 
@@ -123,8 +123,7 @@ def plan(file: Path) -> Plan:
         raise ValueError(f"{file} is not a suite: it holds no keys.")
     if "rl" in document and "recipe" not in document:
         raise ValueError(f"{file} is a recipe, not a suite: trustclip run {file}")
-    errors: list[Complaint] = []
-    settings = parse_settings(document, errors)
+    settings, errors = validated(SuiteSettings, document, Rules(complaints))
     methods: dict[str, Method] = {}
     jobs: list[Job] = []
     with consent():
@@ -140,16 +139,9 @@ def plan(file: Path) -> Plan:
             conditions = list(_settings(file.parent, settings, methods, errors))
             if not errors:
                 jobs = _jobs(settings, conditions, errors)
-    if settings is None or errors:
-        reasons = dict.fromkeys(f"\n  {_place(lines, where)}{text}" for where, text in errors)
-        raise ValueError(f"{file} is not a suite that can run:" + "".join(reasons))
+    refuse(errors, Source(str(file), lines), "suite")
+    assert settings is not None  # or there were errors
     return Plan(file, settings, methods, tuple(jobs))
-
-
-def _place(lines: Mapping[tuple[Any, ...], int], where: tuple[Any, ...]) -> str:
-    while where and where not in lines:
-        where = where[:-1]
-    return f"line {lines[where]}: " if where else ""
 
 
 class _Setting(NamedTuple):

@@ -3,19 +3,17 @@
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from trustclip.constraints.base import Method
 from trustclip.constraints.registry import as_method
-from trustclip.support.checked import checked, rule
-from trustclip.support.names import unknown
+from trustclip.support.checked import checked
+from trustclip.support.settings import Complaint
 
-#: Place in the file and what is wrong there.
-Complaint = tuple[tuple[Any, ...], str]
 Scalar = bool | int | float | str
 
 
@@ -92,27 +90,17 @@ LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 OWN_PATHS = ("name", "output_dir", "seed", "model", "method", "rl.method", "rl.method_args")
 
 
-def parse_settings(document: Mapping[str, Any], errors: list[Complaint]) -> SuiteSettings | None:
-    """Settings from a YAML mapping, None where a value is wrong; errors are appended."""
-    keys = [f.name for f in fields(SuiteSettings)]  # type: ignore[arg-type]
-    errors += [((key,), unknown("key", key, keys)) for key in document if key not in keys]
-    try:
-        settings = TypeAdapter(SuiteSettings).validate_python(
-            {key: value for key, value in document.items() if key in keys}
-        )
-    except ValidationError as error:
-        errors += [_complaint(item["loc"], item["msg"], item["input"]) for item in error.errors()]
-        return None
+def complaints(settings: SuiteSettings) -> Iterator[Complaint]:
+    """Contradictions between the settings of a suite."""
     for name in ("seeds", "models", "recipe"):
         values = getattr(settings, name)
         if len(set(values)) < len(values):
-            errors.append(((name,), f"`{name}` has a duplicate: {', '.join(map(str, values))}."))
+            yield (name,), f"`{name}` has a duplicate: {', '.join(map(str, values))}."
     if settings.models and len(settings.recipe) > 1:
         text = "`models` cannot be combined with several recipes: each recipe has its own model."
-        errors.append((("models",), text))
-    errors += _own_paths(settings)
-    errors += _wrong_sweep(settings)
-    return settings
+        yield ("models",), text
+    yield from _own_paths(settings)
+    yield from _wrong_sweep(settings)
 
 
 def _own_paths(settings: SuiteSettings) -> Iterator[Complaint]:
@@ -174,13 +162,6 @@ def suffix(swept: Mapping[str, Scalar]) -> str:
       '-reward_noise0.1-learning_rate1e-05'
     """
     return "".join(f"-{path.rpartition('.')[2]}{_text(v)}" for path, v in swept.items())
-
-
-def _complaint(where: tuple[Any, ...], message: str, value: object) -> Complaint:
-    dotted = ".".join(map(str, where))
-    if message.startswith(("Missing", "Field required")):
-        return where, f"`{dotted}` is missing."
-    return where, f"`{dotted}` {rule(message)}, got {value!r}."
 
 
 def labelled_methods(

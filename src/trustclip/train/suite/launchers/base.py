@@ -17,7 +17,7 @@ from pydantic import Field
 from trustclip.support.checked import checked
 from trustclip.support.jsonl import write_text
 from trustclip.support.names import unknown
-from trustclip.train.files import parse_scalar
+from trustclip.support.yaml_files import parse_scalar
 from trustclip.train.suite.launchers.local import (
     Interruptions,
     RunProcess,

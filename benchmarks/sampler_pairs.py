@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trustclip.constraints.sampler import Pairs
 from trustclip.engines.trl.sampling.sampled import recorded
 from trustclip.findings.mismatch.agreement import compare
-from trustclip.train.preflight.sampler import read_pairs as read
+from trustclip.logs.pairs import read_pairs as read
 from trustclip.train.watch.floor import floor_of
 
 PROMPTS, TOKENS, ROWS = 48, 80, 16

@@ -20,9 +20,9 @@ from sphinx.application import Sphinx
 import trustclip as tc
 from extensions.method_pages import first_line, method_page, value
 from extensions.metrics import GROUPS
-from trustclip.cli.main import COMMANDS, main
+from trustclip.cli.main import main
 from trustclip.cli.options import descriptions
-from trustclip.cli.registry import distributions
+from trustclip.cli.registry import COMMANDS, distributions
 from trustclip.constraints.base import ALIASES
 from trustclip.engines.limits import trains_in
 from trustclip.report.draw.figures import every_gate
@@ -95,13 +95,10 @@ def commands_page() -> str:
         "`--output-dir` is the folder of a run; `--out` is one file.",
         "```text\n" + _help() + "\n```",
     ]
-    groups = {"": {name: does for name, (_, does) in COMMANDS.items()}}
-    for package, commands in distributions().items():
-        groups[package] = {name: one.does for name, one in commands.items()}
-    for package, commands in groups.items():
+    for package, commands in {"": COMMANDS, **distributions()}.items():
         parts += [f"## {package}\n\nWhat the package adds."] if package else []
-        for name, does in commands.items():
-            parts.append(f"## `trustclip {name}`\n\n{does[0].upper()}{does[1:]}.")
+        for name, one in commands.items():
+            parts.append(f"## `trustclip {name}`\n\n{one.does[0].upper()}{one.does[1:]}.")
             parts.append("```text\n" + _help(name) + "\n```")
     return "\n\n".join(parts) + "\n"
 

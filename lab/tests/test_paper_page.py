@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trustclip.cli.main import COMMANDS, main
-from trustclip.cli.registry import added_commands
+from trustclip.cli.main import main
+from trustclip.cli.registry import COMMANDS, added_commands
 from trustclip_lab.paper.audit import audit
 
 DOCS = Path(__file__).parents[2] / "docs/lab"

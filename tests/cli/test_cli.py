@@ -18,7 +18,8 @@ from ports import free_port
 
 import trustclip as tc
 from trustclip.cli.arguments import parse
-from trustclip.cli.main import COMMANDS, main
+from trustclip.cli.main import main
+from trustclip.cli.registry import COMMANDS
 from trustclip.engines.sampler import Sampler
 from trustclip.support.marks import Also, Argument
 
@@ -321,7 +322,7 @@ def failing(monkeypatch):
         module = types.ModuleType("trustclip.cli.commands.failing")
         setattr(module, "evaluate" if command == "eval" else command, lambda argv: action())
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setitem(cli.COMMANDS, command, ("failing", "fails"))
+        monkeypatch.setitem(COMMANDS, command, COMMANDS[command]._replace(module=module.__name__))
         return cli.main([command])
 
     yield run

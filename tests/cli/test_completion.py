@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from trustclip.cli.completion import parser, script
-from trustclip.cli.main import COMMANDS, main
-from trustclip.cli.registry import added_commands
+from trustclip.cli.main import main
+from trustclip.cli.registry import COMMANDS, added_commands
 
 #: What is typed, and what must be among the proposals; an empty one: the shell completes files.
 TYPED = {

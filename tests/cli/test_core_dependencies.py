@@ -12,8 +12,8 @@ import yaml
 from synthetic_runs import Spec, make_run
 from token_files import made
 
-from trustclip.cli.main import CLI_PACKAGES, COMMANDS, EXTRAS
-from trustclip.cli.registry import added_commands
+from trustclip.cli.main import CLI_PACKAGES
+from trustclip.cli.registry import COMMANDS, added_commands
 from trustclip.logs.tokens import write_tokens
 from trustclip.support.jsonl import append_jsonl
 from trustclip.train.shipped import shipped
@@ -105,7 +105,7 @@ def test_every_extra_that_is_named_exists():
     listed = [found for path in texts for found in written.findall(path.read_text("utf-8"))]
     named = {extra for one in listed for extra in one.split(",")}
     assert {"train", "vllm"} <= named <= set(PYPROJECT["optional-dependencies"])
-    assert set(EXTRAS.values()) <= set(PYPROJECT["optional-dependencies"])
+    assert {one.extra for one in COMMANDS.values()} <= set(PYPROJECT["optional-dependencies"])
 
 
 #: What training and reports bring beyond the commands' own packages, and other extras.

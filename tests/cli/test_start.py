@@ -6,9 +6,9 @@ from pathlib import Path
 
 import fastjsonschema
 import pytest
+from extensions.schemas import schema
 
 from trustclip.cli.main import main
-from trustclip.cli.schema import schema
 from trustclip.train.files import load_recipe, load_yaml
 
 ROWS = [{"text": f"What is {n} + {n}?", "label": str(2 * n)} for n in range(40)]

@@ -9,8 +9,8 @@ import pytest
 from synthetic_runs import Spec, make_run
 
 from trustclip.cli import registry
-from trustclip.cli.main import COMMANDS, main
-from trustclip.cli.registry import KNOWN, Command, added_commands
+from trustclip.cli.main import main
+from trustclip.cli.registry import COMMANDS, KNOWN, Command, added_commands
 from trustclip.report import reference
 from trustclip.report.collect import collect
 from trustclip.train import shipped

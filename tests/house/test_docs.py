@@ -12,8 +12,8 @@ import pytest
 from doc_pages import DOCS, PAGES, ROOT, commands, help_of, name, python
 
 import trustclip as tc
-from trustclip.cli.main import COMMANDS, main
-from trustclip.cli.registry import added_commands
+from trustclip.cli.main import main
+from trustclip.cli.registry import COMMANDS, added_commands
 
 #: Those of the core and of the laboratory.
 EVERY = (*COMMANDS, *added_commands())

@@ -15,8 +15,7 @@ import yaml
 from doc_pages import DOCS, PAGES, ROOT, blocks, help_of, name, pictures, python
 
 import trustclip as tc
-from trustclip.cli.main import COMMANDS
-from trustclip.cli.registry import KNOWN
+from trustclip.cli.registry import COMMANDS, KNOWN
 from trustclip.constraints.registry import as_method
 
 #: Directives of the site, whose contents are pages, tables or files of tests.

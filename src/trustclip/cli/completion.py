@@ -8,9 +8,9 @@ from pathlib import Path
 import shtab
 
 from trustclip.cli.arguments import options_class
-from trustclip.cli.main import ALLOW_CODE, COMMANDS, function_of
+from trustclip.cli.main import ALLOW_CODE
 from trustclip.cli.options import add, options_of
-from trustclip.cli.registry import PATH, added_commands
+from trustclip.cli.registry import COMMANDS, PATH, added_commands, function_of
 from trustclip.constraints.base import methods
 from trustclip.train.files import PRESETS
 
@@ -28,26 +28,24 @@ def parser() -> argparse.ArgumentParser:
     program = argparse.ArgumentParser("trustclip")
     program.add_argument("--version", action="store_true", help="versions of what results need")
     commands = program.add_subparsers()
-    every = {name: does for name, (_, does) in COMMANDS.items()}
-    for command, does in (
-        every | {name: one.does for name, one in added_commands().items()}
-    ).items():
-        inner = commands.add_parser(command, help=does)
-        cls = options_class(function_of(command))
+    for command, about in {**COMMANDS, **added_commands()}.items():
+        inner = commands.add_parser(command, help=about.does)
+        cls = options_class(function_of(command, about))
         for one in options_of(cls) if cls is not None else ():
             action = add(inner, one)
             if re.search(r"\bmethods?$", one.path):
                 action.choices = tuple(methods())
             elif Path in one.kinds:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
-        _add_own_arguments(inner, command)
+        _add_own_arguments(inner, command, about.first or FIRST.get(command))
     return program
 
 
-def _add_own_arguments(inner: argparse.ArgumentParser, command: str) -> None:
+def _add_own_arguments(
+    inner: argparse.ArgumentParser, command: str, first: tuple[str, ...] | None
+) -> None:
     """Arguments that commands read themselves: help texts list them, no class declares them."""
     inner.add_argument(ALLOW_CODE, action="store_true", help="import what a file names")
-    first = added_commands()[command].first if command in added_commands() else FIRST.get(command)
     if first and first != PATH:
         inner.add_argument("first", choices=first)
     if command in ("run", "resume", "suggest") or first == PATH:

@@ -5,64 +5,26 @@ A command's own imports wait until it is called, so that help and wrong usage an
 
 import contextlib
 import errno
-import importlib
 import os
 import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from types import FrameType
 from typing import Any, NoReturn
 
 from trustclip.cli import registry
+from trustclip.cli.registry import COMMANDS, command_of, function_of
 from trustclip.cli.streams import Tolerant, complain, discard_output, occupy_closed, write_readably
 from trustclip.support.consent import ALL, consent, names_in
 from trustclip.support.names import unknown
 from trustclip.support.stops import Requests, listen, unlisten
 from trustclip.support.text import harmless
 
-#: Command of the core -> (module of `trustclip.cli.commands` with a function of its name, help).
-#: Those of other distributions: `trustclip.cli.registry`.
-COMMANDS = {
-    "demo": ("experiments", "a small policy learns under a constraint, on a CPU, in minutes"),
-    "init": ("start", "a first recipe from a model and data, its dry run and the commands"),
-    "try": ("start", "a few completions of a model: prompt, answer, reward, length, speed"),
-    "sft": ("experiments", "fine-tune a model on worked solutions"),
-    "rl": ("experiments", "train a model on verified rewards under a constraint"),
-    "eval": ("experiments", "Mean@K and Pass@K of a model on problem sets, with intervals"),
-    "run": ("experiments", "a whole experiment from one file: fine-tune, train, evaluate"),
-    "resume": ("experiments", "continue a run from its folder, also with more updates"),
-    "suite": ("experiments", "methods x seeds x models, resumable, with a table of differences"),
-    "recipes": ("experiments", "the recipes and suites that come with trustclip; copy one"),
-    "schema": ("machine", "the JSON Schema of recipes or suites, for editors"),
-    "report": ("evidence", "a page, tables and figures from run directories and logs"),
-    "tokens": ("inspection", "which tokens a constraint cut, completion by completion"),
-    "microscope": ("inspection", "a page of completions token by token, under several methods"),
-    "verify": ("inspection", "which files of a run are whole, changed or missing"),
-    "send": ("inspection", "send a stored run to trackio, tensorboard, wandb or mlflow"),
-    "push": ("inspection", "a run's model and its card, to the Hugging Face hub"),
-    "explain": ("evidence", "what the constraint did in a run or in another trainer's log"),
-    "shadow": ("shadows", "which tokens of a run other methods would have cut"),
-    "suggest": ("shadows", "the threshold at which a method would have cut a share of the tokens"),
-    "compare": ("evidence", "differences between evaluations, with intervals and p-values"),
-    "power": ("evidence", "how many seeds would find a gap, from the runs of a pilot"),
-    "grade": ("evidence", "re-grade stored completions"),
-    "decontaminate": ("evidence", "find test problems that occur in a training set"),
-    "methods": ("constraints", "the constraints and their hyper-parameters"),
-    "bounds": ("constraints", "the ratio interval of a method, and its twin in TRL and verl"),
-    "doctor": ("machine", "versions, devices, and whether a schedule lets a constraint act"),
-    "completion": ("machine", "a completion script for bash, zsh or fish"),
-}
-
 #: Packages of the extra ``cli``, which the library alone can do without.
 CLI_PACKAGES = ("yaml", "rich", "scipy")
-#: The extra to install for a command that needs more than ``cli``, which all of these include.
-EXTRAS: dict[str, str] = dict.fromkeys(
-    ("demo", "init", "try", "sft", "rl", "eval", "run", "suite", "grade"), "train"
-)
-EXTRAS["report"] = EXTRAS["microscope"] = "report"
 
 #: Packages whose versions ``--version`` shows: the engines always, others where installed.
 ENGINES, DEPENDENCIES = ("torch", "trl", "verl"), ("transformers", "peft", "vllm")
@@ -85,12 +47,6 @@ usage: trustclip COMMAND [options]        trustclip COMMAND --help
        trustclip --version
 
 commands:"""
-
-#: Commands that can be continued by the same command after SIGTERM or Ctrl-C.
-RESUMABLE = ("demo", "sft", "rl", "eval", "run", "resume")
-
-#: Commands that record what they do in a folder: they outlive their output.
-RECORDING = (*RESUMABLE, "suite")
 
 #: Option of any command: consent to import what files name.
 ALLOW_CODE = "--allow-code"
@@ -124,7 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _status(argv: Sequence[str]) -> int:
     name = argv[0] if argv else "--help"
     write_readably()
-    output = Tolerant(sys.stdout) if name in RECORDING or _is_resumable(name) else sys.stdout
+    one = command_of(name)
+    records = one is not None and (one.records or one.continues)
+    output = Tolerant(sys.stdout) if records else sys.stdout
     try:
         try:
             with contextlib.redirect_stdout(output):
@@ -155,35 +113,22 @@ def _dispatch(name: str, rest: Sequence[str]) -> int:
     if name in ("-V", "--version"):
         print(_versions())
         return 0
-    if name not in COMMANDS and name not in registry.added_commands():
+    one = command_of(name)
+    if one is None:
         complain(f"trustclip: {harmless(_no_command(name))}")
         return 2
     missing = [package for package in CLI_PACKAGES if find_spec(package) is None]
     if missing:
         complain(
             f"trustclip {name}: {', '.join(missing)} not installed: "
-            f"pip install 'trustclip[{EXTRAS.get(name, 'cli')}]'."
+            f"pip install 'trustclip[{one.extra}]'."
         )
         return 2
     _silence_warnings()
     # Names that the user has typed may be imported, those in files only with consent.
     names = names_in([argument for argument in rest if not os.path.exists(argument)])
     with consent(*([ALL] if ALLOW_CODE in rest else names)):
-        return function_of(name)([argument for argument in rest if argument != ALLOW_CODE])
-
-
-def function_of(name: str) -> Callable[[Sequence[str]], int]:
-    """The function of a command."""
-    own = f"trustclip.cli.commands.{COMMANDS[name][0]}" if name in COMMANDS else None
-    module = importlib.import_module(own or registry.added_commands()[name].module)
-    return getattr(module, {"eval": "evaluate", "try": "attempt"}.get(name, name))
-
-
-def _is_resumable(name: str) -> bool:
-    if name in COMMANDS or name.startswith("-"):
-        return name in RESUMABLE
-    addition = registry.added_commands().get(name)
-    return addition is not None and addition.continues
+        return function_of(name, one)([argument for argument in rest if argument != ALLOW_CODE])
 
 
 def command() -> NoReturn:
@@ -196,7 +141,8 @@ def command() -> NoReturn:
         if not isinstance(end.code, int):
             raise
         status, completed = end.code, False
-    if "torch.distributed" in sys.modules:
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_available() and distributed.is_initialized():
         from trustclip.train.durable.rollcall import leave
 
         leave(status, done=completed)
@@ -230,9 +176,9 @@ def _no_command(name: str) -> str:
 
 def _help() -> str:
     width = max(map(len, [*COMMANDS, *registry.added_commands()]))
-    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
-    for package, commands in registry.distributions().items():
-        lines += ["", f"commands of {package}:"]
+    lines = []
+    for package, commands in {"": COMMANDS, **registry.distributions()}.items():
+        lines += ["", f"commands of {package}:"] if package else []
         lines += [f"  {name:<{width}}  {one.does}" for name, one in commands.items()]
     return "\n".join([USAGE, *lines, "", STATUS])
 
@@ -267,7 +213,8 @@ def _imports(frame: FrameType | None) -> bool:
 
 def _report_stop(name: str, number: signal.Signals) -> int:
     """Report that a signal has ended the command; returns its exit status."""
-    resumable = _is_resumable(name)
+    one = command_of(name)
+    resumable = one is not None and one.continues
     text = "stopped; the same command continues." if resumable else "interrupted."
     complain(f"\n{text}")
     return 0 if resumable else 128 + number

@@ -1,10 +1,12 @@
-"""Commands that other installed distributions add: the entry points of ``trustclip.commands``.
+"""The commands: of the library, of the training program, and of other installed distributions.
 
-An entry point names a mapping ``{command: Command}``; the module that holds it is imported for the
-help, so it should import nothing else.
+An entry point of ``trustclip.commands`` names a mapping ``{command: Command}``; the module that
+holds it is imported for the help, so it should import nothing else.
 """
 
+import importlib
 import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, entry_points, requires
 from typing import NamedTuple
@@ -21,7 +23,7 @@ PATH = ("PATH",)
 
 
 class Command(NamedTuple):
-    """A command of another distribution."""
+    """A command: what it does, and the module that is imported when it is called."""
 
     #: Dotted name of the module whose function, named like the command, takes the arguments and
     #: returns the exit status.
@@ -29,6 +31,71 @@ class Command(NamedTuple):
     does: str  # its help, a line without a full stop
     continues: bool = False  # whether the same command goes on after SIGTERM or Ctrl-C
     first: tuple[str, ...] = ()  # what its first argument may be, for shells; or `PATH`
+    records: bool = False  # what it does goes into a folder, so it outlives its output
+    extra: str = "cli"  # of the distribution, to install for it
+
+
+#: Commands of the training program -> (module of `trustclip.cli.commands`, help).
+_PROGRAM = {
+    "demo": ("experiments", "a small policy learns under a constraint, on a CPU, in minutes"),
+    "init": ("start", "a first recipe from a model and data, its dry run and the commands"),
+    "try": ("start", "a few completions of a model: prompt, answer, reward, length, speed"),
+    "sft": ("experiments", "fine-tune a model on worked solutions"),
+    "rl": ("experiments", "train a model on verified rewards under a constraint"),
+    "eval": ("experiments", "Mean@K and Pass@K of a model on problem sets, with intervals"),
+    "run": ("experiments", "a whole experiment from one file: fine-tune, train, evaluate"),
+    "resume": ("experiments", "continue a run from its folder, also with more updates"),
+    "suite": ("experiments", "methods x seeds x models, resumable, with a table of differences"),
+    "recipes": ("experiments", "the recipes and suites that come with trustclip; copy one"),
+    "schema": ("editors", "the JSON Schema of recipes or suites, for editors"),
+    "verify": ("stored", "which files of a run are whole, changed or missing"),
+    "send": ("stored", "send a stored run to trackio, tensorboard, wandb or mlflow"),
+    "push": ("stored", "a run's model and its card, to the Hugging Face hub"),
+    "grade": ("stored", "re-grade stored completions"),
+    "decontaminate": ("stored", "find test problems that occur in a training set"),
+    "completion": ("editors", "a completion script for bash, zsh or fish"),
+}
+#: Commands of the library, in the same way; they load no module of `trustclip.train`.
+_LIBRARY = {
+    "report": ("evidence", "a page, tables and figures from run directories and logs"),
+    "explain": ("evidence", "what the constraint did in a run or in another trainer's log"),
+    "tokens": ("inspection", "which tokens a constraint cut, completion by completion"),
+    "microscope": ("inspection", "a page of completions token by token, under several methods"),
+    "shadow": ("shadows", "which tokens of a run other methods would have cut"),
+    "suggest": ("shadows", "the threshold at which a method would have cut a share of the tokens"),
+    "compare": ("evidence", "differences between evaluations, with intervals and p-values"),
+    "power": ("evidence", "how many seeds would find a gap, from the runs of a pilot"),
+    "methods": ("constraints", "the constraints and their hyper-parameters"),
+    "bounds": ("constraints", "the ratio interval of a method, and its twin in TRL and verl"),
+    "doctor": ("machine", "versions, devices, and whether a schedule lets a constraint act"),
+}
+#: Commands that can be continued by the same command after SIGTERM or Ctrl-C.
+_RESUMABLE = {"demo", "sft", "rl", "eval", "run", "resume"}
+#: Commands that record what they do in a folder: they outlive their output.
+_RECORDING = {*_RESUMABLE, "suite"}
+#: The extra to install for a command that needs more than ``cli``, which all of these include.
+_EXTRAS: dict[str, str] = {
+    **dict.fromkeys(("demo", "init", "try", "sft", "rl", "eval", "run", "suite", "grade"), "train"),
+    **dict.fromkeys(("report", "microscope"), "report"),
+}
+
+
+def _commands(rows: Mapping[str, tuple[str, str]]) -> dict[str, Command]:
+    return {
+        name: Command(
+            f"trustclip.cli.commands.{module}",
+            does,
+            continues=name in _RESUMABLE,
+            records=name in _RECORDING,
+            extra=_EXTRAS.get(name, "cli"),
+        )
+        for name, (module, does) in rows.items()
+    }
+
+
+#: The library's commands, and all of this distribution.
+LIBRARY = _commands(_LIBRARY)
+COMMANDS = _commands(_PROGRAM) | LIBRARY
 
 
 @cache
@@ -43,6 +110,17 @@ def distributions() -> dict[str, dict[str, Command]]:
 
 def added_commands() -> dict[str, Command]:
     return {name: one for commands in distributions().values() for name, one in commands.items()}
+
+
+def command_of(name: str) -> Command | None:
+    """The command of a name, if there is one."""
+    return None if name.startswith("-") else COMMANDS.get(name) or added_commands().get(name)
+
+
+def function_of(name: str, one: Command) -> Callable[[Sequence[str]], int]:
+    """The function of a command."""
+    module = importlib.import_module(one.module)
+    return getattr(module, {"eval": "evaluate", "try": "attempt"}.get(name, name))
 
 
 def extra(module: str) -> str | None:

@@ -46,6 +46,13 @@ _SQUARABLE = 40.0
 #: Fields of which `TokenBatch.against` makes others: a gate on them has no other anchor.
 _OF_OLD = ("kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv")
 
+#: The ways in which a trainer is compared with itself, and what differs in each.
+WAYS = {
+    "batch": "a batch of 1 against one of 8",
+    "head": "the output head in chunks against all at once",
+    "precision": "bfloat16 against float32",
+}
+
 
 @dataclass(frozen=True)
 class Pairs:

@@ -10,6 +10,7 @@ from synthetic_runs import Spec, make_run
 from trustclip.logs.identity import NEUTRAL, essential
 from trustclip.logs.reader import read_run, read_runs
 from trustclip.logs.samples import Samples, shards
+from trustclip.logs.writing.environment import environment
 from trustclip.report.build import build
 from trustclip.report.console import explain
 from trustclip.report.results import tidy
@@ -19,7 +20,7 @@ from trustclip.support.secrets import redact, redacted_argv
 from trustclip.support.text import duration, markdown_text
 from trustclip.train.problems.problem import Problem
 from trustclip.train.runs.card import write_card
-from trustclip.train.runs.directory import RunDirectory, environment
+from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.settings.stages import RLSettings
 from trustclip.train.suite.plan import digest
 

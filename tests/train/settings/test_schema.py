@@ -3,10 +3,10 @@
 import fastjsonschema
 import pytest
 import yaml
+from extensions.schemas import Kind, schema, text
 from test_recipe_files import GOOD, WRONG
 
 from trustclip.cli.main import main
-from trustclip.cli.schema import Kind, schema, text
 from trustclip.train.files import as_mapping, load_recipe, load_yaml
 from trustclip.train.shipped import FOLDER, MODELINE, command_of, copy_shipped, shipped
 
@@ -25,7 +25,9 @@ def valid():
 @pytest.mark.parametrize("kind", KINDS.values())
 def test_the_shipped_schema_is_made_from_the_classes(kind, capsys):
     there = (FOLDER / "schema" / f"{kind}.json").read_text(encoding="utf-8")
-    assert there == text(kind), f"trustclip schema {kind} > recipes/schema/{kind}.json"
+    assert there == text(kind), (
+        f"python docs/extensions/schemas.py {kind} > recipes/schema/{kind}.json"
+    )
     assert main(["schema", kind]) == 0
     assert capsys.readouterr().out == there
 

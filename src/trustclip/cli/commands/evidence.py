@@ -1,4 +1,4 @@
-"""Commands that analyse stored runs."""
+"""Commands that say what runs and logs show: report, explain, compare, power."""
 
 import dataclasses
 from pathlib import Path
@@ -7,37 +7,6 @@ from typing import Annotated
 from trustclip.cli.arguments import reads
 from trustclip.support.marks import Also, Argument
 from trustclip.support.terminal import Terminal, say
-from trustclip.train.problems.decontaminate import DecontaminateConfig
-from trustclip.train.problems.verify.extraction import Style
-
-
-@dataclasses.dataclass
-class Grade:
-    """Re-grade stored completions."""
-
-    samples: Argument[Path]
-    """A run's folder or its samples.jsonl, or a CSV file with the columns answer and gold."""
-    style: Style = "any"
-    """Location of the final answer in a completion."""
-    out: Path | None = None
-    """Write the graded rows to this JSON-lines file."""
-
-
-@reads(Grade)
-def grade(options: Grade) -> int:
-    from trustclip.support.jsonl import append_jsonl
-    from trustclip.train.evaluation.offline import grade as regrade
-    from trustclip.train.evaluation.offline import read_samples
-
-    if options.out is not None and options.out.exists():
-        raise ValueError(f"{options.out} exists; choose another --out.")
-    rows, counts = regrade(read_samples(options.samples), options.style)
-    right = sum(row["correct"] for row in rows)
-    say(f"{right} of {len(rows)} right ({right / len(rows):.1%})")
-    say(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
-    if options.out is not None:
-        append_jsonl(options.out, rows)
-    return 0
 
 
 @dataclasses.dataclass
@@ -91,13 +60,6 @@ def power(options: Power) -> int:
         comparisons=options.comparisons,
     )
     return 0
-
-
-@reads(DecontaminateConfig)
-def decontaminate(options: DecontaminateConfig) -> int:
-    from trustclip.train.problems.decontaminate import run
-
-    return run(options)
 
 
 @dataclasses.dataclass

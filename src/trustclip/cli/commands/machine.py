@@ -1,11 +1,12 @@
-"""Commands that check the machine and its installation."""
+"""The command `doctor`: what is installed, and whether a schedule or a sampler is sound."""
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from trustclip.cli.arguments import parse, reads, split_option, takes
-from trustclip.support.marks import Argument, Metavar
+from trustclip.cli.arguments import parse, split_option, takes
+from trustclip.support.marks import Metavar
 from trustclip.support.terminal import say
 
 if TYPE_CHECKING:
@@ -13,50 +14,6 @@ if TYPE_CHECKING:
     from trustclip.constraints.sampler import Pairs
     from trustclip.constraints.schedule import Schedule
     from trustclip.engines.remarks import Remark
-
-
-@dataclasses.dataclass
-class Completion:
-    """Print a script with which a shell completes commands, options and their values.
-
-    bash: trustclip completion bash > ~/.local/share/bash-completion/completions/trustclip
-
-    zsh: trustclip completion zsh > ~/.zfunc/_trustclip, where ~/.zshrc has "fpath+=~/.zfunc"
-    before compinit
-
-    fish: trustclip completion fish > ~/.config/fish/completions/trustclip.fish
-    """
-
-    shell: Argument[Literal["bash", "zsh", "fish", "tcsh", "powershell"]]
-    """The shell that you type in."""
-
-
-@reads(Completion)
-def completion(options: Completion) -> int:
-    from trustclip.cli.completion import script
-
-    say(script(options.shell), end="")
-    return 0
-
-
-@dataclasses.dataclass
-class Schema:
-    """Print the JSON Schema of recipes or of suites, made from the classes that check them.
-
-    An editor reads it from the first line of a file: # yaml-language-server: $schema=PATH. The
-    files of trustclip recipes and trustclip init have that line.
-    """
-
-    kind: Argument[Literal["recipe", "suite"]] = "recipe"
-    """The kind of file."""
-
-
-@reads(Schema)
-def schema(options: Schema) -> int:
-    from trustclip.cli.schema import text
-
-    say(text(options.kind), end="")
-    return 0
 
 
 @dataclasses.dataclass
@@ -90,12 +47,15 @@ def doctor(argv: Sequence[str]) -> int:
     if "--sampler" in argv:
         return _sampler([part for part in argv if part != "--sampler"])
     if "--distributed" in argv:
-        return _distributed([part for part in argv if part != "--distributed"])
+        from trustclip.cli.commands.preflight import distributed
+
+        found = distributed([part for part in argv if part != "--distributed"])
+        return 0 if found is None else _report(found)
     options = parse(Doctor, argv, "doctor")
     import torch
 
     from trustclip.constraints.schedule import Schedule
-    from trustclip.train.runs.directory import environment
+    from trustclip.logs.writing.environment import environment
 
     facts = environment()
     for name, version in facts["versions"].items():
@@ -139,90 +99,19 @@ def _verl(arguments: Sequence[str]) -> int:
     return _report(list(remarks(config, installed())))
 
 
-@dataclasses.dataclass
-class Job:
-    """The processes of a job, as its launcher started them, against settings of training."""
-
-    method: str = "atr"
-    """Name of the constraint."""
-    per_device_train_batch_size: int = 8
-    """Completions per micro-batch and rank."""
-    num_generations: int = 8
-    """Completions per prompt."""
-    gradient_accumulation_steps: int = 4
-    """Micro-batches per update."""
-    steps_per_generation: int | None = None
-    """Micro-batches per generation; gradient-accumulation-steps when unset."""
-    num_iterations: int = 2
-    """Passes over a generation."""
-    use_vllm: bool = False
-    """Generate with vLLM."""
-
-
-def _distributed(arguments: Sequence[str]) -> int:
-    """Check the ranks that a launcher started against a recipe, or against given settings."""
-    import os
-    from pathlib import Path
-
-    from trustclip.engines.limits import check
-    from trustclip.engines.remarks import Remark
-    from trustclip.train.checks import absent
-    from trustclip.train.files import load_recipe
-    from trustclip.train.preflight.ranks import Load, describe, inspect_ranks, remarks
-    from trustclip.train.settings.stages import RLStage
-
-    if arguments and not arguments[0].startswith("-"):
-        stage = load_recipe(Path(arguments[0])).rl
-        if stage is None:
-            raise ValueError(f"{arguments[0]} has no section `rl` to distribute.")
-    else:
-        options = parse(Job, arguments, "doctor --distributed")
-        stage = RLStage(dataset="arithmetic", **dataclasses.asdict(options))
-        check(stage.method, "TRL")
-    load = Load(
-        stage.method,
-        stage.per_device_train_batch_size,
-        stage.num_generations,
-        stage.schedule,
-        str(stage.trl.get("vllm_mode", "colocate")) if stage.use_vllm else "",
-        stage.save_steps > 0,
-    )
-    world = inspect_ranks(stage.trl)
-    if os.environ.get("RANK", "0") != "0":
-        return 0  # the first rank reports for all
-    for label, text in describe(world, load):
-        say(f"{label:<14}{text}")
-    missing = (Remark("error", text) for text in absent(stage))
-    return _report([*remarks(world, load), *missing])
-
-
 def _sampler(arguments: Sequence[str]) -> int:
-    """Compare sampler and trainer on the first completions of a recipe, or on recorded ones."""
-    from pathlib import Path
-
-    from trustclip.cli.arguments import changes_of
-    from trustclip.train.preflight.sampler import first_completions, read_pairs
-    from trustclip.train.settings.stages import Recipe
-
+    """Compare sampler and trainer on recorded completions, or on the first ones of a recipe."""
     arguments, length = _length(arguments)
-    if any(part.partition("=")[0] == "--server" for part in arguments):
-        return _report_verdict(_of_server(arguments), length)
-    positional, changes = changes_of(arguments, Recipe)
-    if len(positional) != 1:
-        raise ValueError(
-            "trustclip doctor --sampler takes one recipe (.yaml), or one file (.jsonl) with "
-            f"`logp_old` and `logp_rollout` of each completion; got {positional or 'none'}."
-        )
-    path = Path(positional[0])
-    if path.suffix == ".jsonl":
-        if changes:
-            raise ValueError(f"a file of completions takes no options, got {', '.join(changes)}.")
-        return _report_verdict(read_pairs(path), length)
-    from trustclip.train.files import load_recipe
+    if arguments and arguments[0].endswith(".jsonl"):
+        from trustclip.logs.pairs import read_pairs
 
-    recipe = load_recipe(path, changes)
-    pairs = first_completions(recipe)
-    return _report_verdict(pairs, length or recipe.rl.max_completion_length, recipe.rl.method)
+        if arguments[1:]:
+            raise ValueError(f"a file of completions takes no options, got {arguments[1]}.")
+        return _report_verdict(read_pairs(Path(arguments[0])), length)
+    from trustclip.cli.commands.preflight import sampled
+
+    pairs, most, method = sampled(arguments)
+    return _report_verdict(pairs, length or most, method)
 
 
 def _length(arguments: Sequence[str]) -> tuple[list[str], int]:
@@ -231,52 +120,6 @@ def _length(arguments: Sequence[str]) -> tuple[list[str], int]:
     if length is not None and not (length.isdigit() and int(length)):
         raise ValueError(f"--length is a number of tokens, 1 or more; got {length!r}.")
     return rest, int(length or 0)
-
-
-@dataclasses.dataclass
-class OfServer:
-    """A running server against a model: completions that it scored, scored by the model."""
-
-    server: str
-    """Address of an OpenAI-compatible server: http://127.0.0.1:8000/v1."""
-    model: str
-    """Folder or hub id of the model to compare with."""
-    served: str = ""
-    """The server's name of its model; the first that it has, if empty."""
-    tasks: str = "word-sums"
-    """Problems to send."""
-    prompt_style: str = "plain"
-    """Format of the prompt."""
-    completions: int = 32
-    """Number of completions."""
-
-
-def _of_server(arguments: Sequence[str]) -> "Pairs":
-    """Completions of a running server, scored by it and by a model here."""
-    from trustclip.support.http import check_address
-    from trustclip.train.preflight.foreign import server_pairs
-    from trustclip.train.settings.stages import EvalSettings
-
-    options = parse(OfServer, arguments, "doctor --sampler")
-    check_address(options.server)
-    import tempfile
-    from pathlib import Path
-
-    from trustclip.train.checks import refuse
-    from trustclip.train.data import test_problems
-    from trustclip.train.problems.prompts import messages
-    from trustclip.train.runs.directory import RunDirectory
-
-    with tempfile.TemporaryDirectory() as folder:
-        shared = {name: getattr(options, name) for name in ("model", "tasks", "prompt_style")}
-        settings = EvalSettings(
-            output_dir=Path(folder) / "run", limit=options.completions, max_tokens=1, **shared
-        )
-        refuse(settings)
-        tasks = test_problems(settings, RunDirectory(settings.output_dir, "eval", settings))
-    problems = [problem for problems in tasks.values() for problem in problems]
-    prompts = [messages(problem.problem, settings.style) for problem in problems]
-    return server_pairs(options.server, options.model, settings.style, prompts, options.served)
 
 
 def _report_verdict(pairs: "Pairs", length: int = 0, method: "Method | None" = None) -> int:

@@ -11,25 +11,20 @@ In one file because what is appended, measured, cut back and summarised are the 
 understood only from the others.
 """
 
-import os
-import platform
 import re
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import yaml
 
-import trustclip
 from trustclip.logs.identity import essential, flat, with_method
 from trustclip.logs.samples import SHARD, following, shards
 from trustclip.logs.summary import read_summary
 from trustclip.logs.tokens import TOKENS, UPDATE, TokenRow, write_tokens
+from trustclip.logs.writing.environment import environment, versions
 from trustclip.support.consent import consent, names_in
 from trustclip.support.flush import flush, flush_tree
 from trustclip.support.inside import HASHES, LOST, Inside, OutsideError, refuse_links
@@ -43,7 +38,7 @@ from trustclip.support.jsonl import (
     write_json,
     write_text,
 )
-from trustclip.support.secrets import redact, redacted_argv
+from trustclip.support.secrets import redact
 from trustclip.train.durable.extents import Cursor, Extents
 from trustclip.train.durable.lock import LOCK, rank
 from trustclip.train.durable.store import CheckpointStore
@@ -51,16 +46,12 @@ from trustclip.train.problems.problem import Problem
 from trustclip.train.runs.extension import LENGTH, Extension, extension, unchangeable
 from trustclip.train.runs.hashes import missing_files, with_hashes
 
-PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "math-verify")
-
 #: A line for each time that the run was given more updates.
 EXTENSIONS = "extensions.jsonl"
 #: What a run directory holds before anything was computed.
 UNBEGUN = {LOCK, "config.yaml", "environment.json", "problems.jsonl", "quarantine.jsonl"}
 #: A shard of samples is followed by another when it has grown past this.
 SHARD_BYTES = 64 * 2**20
-#: Instructions by which libraries choose how they compute, and so round.
-WIDE = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
 #: Names that a cursor may hold: of the files that grow.
 GROWING = re.compile(rf"(gates|metrics|problems)\.jsonl|{SHARD.pattern}|{TOKENS}/{UPDATE.pattern}")
 
@@ -413,59 +404,3 @@ def _all_of_method(config: dict[str, Any]) -> dict[str, Any]:
 def _config(command: str, settings: Any) -> str:
     config = redact({"command": command, **plain(settings)})
     return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
-
-
-def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Versions of what results depend on, ``"not installed"`` of a package that is missing."""
-    by_package = {"trustclip": trustclip.__version__, "python": platform.python_version()}
-    for name in packages:
-        try:
-            by_package[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            by_package[name] = "not installed"
-    return by_package
-
-
-def environment() -> dict[str, Any]:
-    """Versions and machine, for a run's record and for `trustclip doctor`."""
-    return {
-        "versions": versions(),
-        "platform": platform.platform(),
-        "processor": processor(),
-        "processors": os.cpu_count(),
-        "argv": redacted_argv(sys.argv[1:]),
-        "git": _git(),
-    }
-
-
-def processor() -> str:
-    """Kind of the processor: rounding may differ between kinds, and so may sampled tokens.
-
-    Name, family and model, and the instructions of which the widest present are used, as Linux
-    tells them; elsewhere the name that Python knows.
-    """
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0].splitlines()
-    except OSError:
-        lines = []
-    facts = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
-    if "model name" not in facts:
-        return platform.processor() or platform.machine()
-    wide = [name for name in WIDE if name in facts.get("flags", "").split()]
-    numbers = [f"family {facts.get('cpu family')}", f"model {facts.get('model')}", *wide]
-    return f"{facts['model name']} ({', '.join(numbers)})"
-
-
-def _git() -> dict[str, Any] | None:
-    """Commit of the working directory's repository, and whether it has changes; None without."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=10
-        ).stdout
-
-    try:
-        return {"commit": git("rev-parse", "HEAD").strip(), "changed": bool(git("status", "-s"))}
-    except (OSError, subprocess.SubprocessError):
-        return None

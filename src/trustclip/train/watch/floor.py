@@ -14,18 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from trustclip.constraints.sampler import WAYS as WAYS
 from trustclip.constraints.sampler import Pairs
 from trustclip.engines.trl.scoring.hidden import captured, head_of, unusual
 from trustclip.head import selected_logprobs
 
 #: Completions that are scored again, and as many a batch.
 COMPLETIONS, BATCH = 16, 8
-#: The ways in which a trainer is compared with itself, and what differs in each.
-WAYS = {
-    "batch": "a batch of 1 against one of 8",
-    "head": "the output head in chunks against all at once",
-    "precision": "bfloat16 against float32",
-}
 
 
 @torch.no_grad()

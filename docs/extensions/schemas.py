@@ -1,5 +1,8 @@
 """JSON Schemas of recipes and suites, made from the classes that check them.
 
+``python docs/extensions/schemas.py recipe > recipes/schema/recipe.json``; the same for ``suite``.
+What is written there comes with the package, and `trustclip schema` prints it.
+
 An editor completes keys, shows what they are and marks what is wrong while a file is written. What
 depends on several values, on files or on installed packages, only `trustclip run FILE --dry-run`
 can say.
@@ -7,6 +10,7 @@ can say.
 
 import inspect
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from typing import Any, Literal, get_args, get_type_hints
@@ -187,3 +191,7 @@ def _allow_controller(field: Json) -> Json:
         return field
     annotations = {key: field.pop(key) for key in ("description", "default") if key in field}
     return {"anyOf": [field, {"$ref": f"#/$defs/{_CONTROLLER}"}], **annotations}
+
+
+if __name__ == "__main__":
+    print(text("suite" if "suite" in sys.argv else "recipe"), end="")

@@ -1,0 +1,79 @@
+"""Recorded completions with two log-probabilities a token: the trainer's and the sampler's."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints.sampler import WAYS, Pairs
+from trustclip.support.jsonl import read_jsonl
+
+#: Keys of a line of recorded completions, one number per token: the two that are required, and
+#: those that make the diagnosis finer.
+REQUIRED = ("logp_old", "logp_rollout")
+FLOOR = tuple(f"floor_{way}" for way in WAYS)
+OPTIONAL = ("entropy", "tokens", "lag", *FLOOR)
+
+_PLACE = ("position", "completion")
+
+
+def read_pairs(path: Path) -> Pairs:
+    """Log-probabilities that any trainer has written: a JSON object per completion.
+
+    Each line holds ``logp_old`` and ``logp_rollout``, lists of one number per token, nats, and may
+    hold ``entropy`` (of the trainer's policy), ``tokens`` (ids), ``lag`` (updates since sampling)
+    and ``floor_batch``, ``floor_head``, ``floor_precision``: differences of the trainer from
+    itself, null where not measured; see `trustclip.train.watch.floor`.
+
+    Raises:
+      ValueError: a line without them, or with lists of different lengths.
+    """
+    columns: dict[str, list[Any]] = {name: [] for name in (*REQUIRED, *OPTIONAL, *_PLACE)}
+    for number, row in enumerate(read_jsonl(path), start=1):
+        if missing := [name for name in REQUIRED if name not in row]:
+            raise ValueError(
+                f"{path}, line {number}: no {missing[0]!r}, got {', '.join(row)}; needed are "
+                f"{' and '.join(REQUIRED)}, lists of one number per token, in nats."
+            )
+        names = [name for name in (*REQUIRED, *OPTIONAL) if name in row]
+        lengths = {name: len(row[name]) for name in names}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"{path}, line {number}: lists of different lengths, {lengths}.")
+        for name in names:
+            columns[name] += row[name]
+        columns["position"] += range(lengths[REQUIRED[0]])
+        columns["completion"] += [number - 1] * lengths[REQUIRED[0]]
+    if not columns["position"]:
+        raise ValueError(f"{path} holds no completions.")
+    return _finite_pairs(columns)
+
+
+def _finite_pairs(columns: dict[str, list[Any]]) -> Pairs:
+    count = len(columns["position"])
+    tensors = {
+        name: torch.tensor([float("nan") if v is None else v for v in values]).double()
+        for name, values in columns.items()
+        if len(values) == count
+    }
+    old, rollout = (tensors[name] for name in REQUIRED)
+    finite = old.isfinite() & rollout.isfinite()
+
+    def of(name: str) -> Tensor | None:
+        return tensors[name][finite] if name in tensors else None
+
+    def whole_numbers(name: str) -> Tensor | None:
+        values = of(name)
+        return None if values is None else values.long()
+
+    floor = {way: of(name) for way, name in zip(WAYS, FLOOR, strict=True) if name in tensors}
+    return Pairs(
+        trainer=old[finite],
+        sampler=rollout[finite],
+        entropy=of("entropy"),
+        position=whole_numbers("position"),
+        token=whole_numbers("tokens"),
+        completion=whole_numbers("completion"),
+        lag=of("lag"),
+        floor={way: d for way, d in floor.items() if d is not None} or None,
+    )

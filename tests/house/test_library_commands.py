@@ -1,0 +1,85 @@
+"""The library's commands, called for real, load nothing of the training program."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from synthetic_runs import Spec, make_run
+from token_files import made
+
+from trustclip.cli.registry import LIBRARY
+from trustclip.support.jsonl import append_jsonl
+
+#: Each command of the library as one calls it, and its other forms.
+LINES = (
+    "report runs/a runs/b -o page",
+    "explain runs/a",
+    "explain tokens.jsonl",
+    "tokens tokens.jsonl",
+    "microscope tokens.jsonl",
+    "shadow tokens.jsonl --methods 'atr, {name: clip, epsilon: 0.1}'",
+    "suggest atr tokens.jsonl",
+    "compare runs/a runs/b",
+    "power runs/a runs/b",
+    "methods",
+    "methods --engines",
+    "bounds atr --delta 0.07",
+    'bounds atr --delta "{controller: target_gate, share: 0.02}"',
+    "doctor --num-iterations 1",
+    "doctor --sampler pairs.jsonl --length 8",
+)
+#: Call each line as `python -m trustclip` does; write down its status and what it has loaded of
+#: the program, which the next line is to load anew.
+CALLS = """
+import json, runpy, shlex, sys
+for line in {lines!r}:
+    sys.argv = ["trustclip", *shlex.split(line)]
+    try:
+        runpy.run_module("trustclip", run_name="__main__")
+    except SystemExit as end:
+        status = end.code
+    loaded = [name for name in sys.modules if name.startswith("trustclip.train")]
+    for name in loaded:
+        del sys.modules[name]
+    with open("calls.jsonl", "a") as file:
+        print(json.dumps([line, status, loaded]), file=file)
+"""
+#: A command that imports a module of the program where nobody sees it.
+PLANTED = """
+import trustclip.cli.commands.constraints as module
+own = module.bounds
+module.bounds = lambda argv: [__import__("trustclip.train.shipped"), own(argv)][1]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("a", "b"):
+        make_run(tmp_path / "runs" / name, Spec({"name": "atr"}, steps=4, every=2))
+    rows = sorted(made(), key=lambda row: row.step or 0)
+    append_jsonl(tmp_path / "tokens.jsonl", [row.to_dict() for row in rows])
+    pair = {"logp_old": [-0.5, -1.0], "logp_rollout": [-0.6, -0.9]}
+    append_jsonl(tmp_path / "pairs.jsonl", [pair] * 8)
+    return tmp_path
+
+
+def called(folder, lines, first=""):
+    """Of each line its exit status and the modules of the program that it loaded."""
+    code = first + CALLS.format(lines=lines)
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = map(json.loads, (folder / "calls.jsonl").read_text().splitlines())
+    return {line: (status, loaded) for line, status, loaded in rows}
+
+
+def test_no_command_of_the_library_loads_the_training_program(folder):
+    assert {line.split()[0] for line in LINES} == set(LIBRARY)
+    calls = called(folder, LINES)
+    assert {line: loaded for line, (_, loaded) in calls.items() if loaded} == {}
+    assert {line for line, (status, _) in calls.items() if status} <= {LINES[-1]}  # a verdict
+
+
+def test_a_hidden_import_of_the_program_is_seen(folder):
+    calls = called(folder, ("bounds atr", "methods"), PLANTED)
+    assert "trustclip.train.shipped" in calls["bounds atr"][1] and not calls["methods"][1]

@@ -1,9 +1,5 @@
 """Recipes and suites come with the package, and can be run by name from any folder."""
 
-import shutil
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,27 +19,6 @@ def test_every_file_of_the_repository_comes_with_the_package():
     for path in there:
         assert shipped()[path.stem].read_bytes() == path.read_bytes()
         assert len(title(path)) > 20
-
-
-@pytest.mark.skipif(not find_spec("setuptools"), reason="setuptools is not installed")
-def test_a_wheel_holds_them(tmp_path):
-    """The build copies every file to where the installed package looks first."""
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(REPOSITORY.parent / name, source)
-    shutil.copytree(REPOSITORY, source / "recipes")
-    ours = source / "src" / "trustclip" / "train"
-    ours.mkdir(parents=True)
-    (ours.parent / "__init__.py").touch()
-    shutil.copy(REPOSITORY.parent / "src/trustclip/train/shipped.py", ours)
-    (ours / "__init__.py").touch()
-    command = [sys.executable, "setup.py", "-q", "build", "--build-base", str(tmp_path / "build")]
-    subprocess.run(command, cwd=source, check=True, capture_output=True)
-    built = tmp_path / "build" / "lib" / "trustclip" / "train" / "shipped"
-    core = {name for name, path in shipped().items() if path.is_relative_to(REPOSITORY)}
-    assert {p.stem for p in built.rglob("*.yaml")} == core
-    assert (built / "suites" / "table3-tiny.yaml").read_text().startswith("#")
 
 
 def test_no_file_is_a_link_s_text():

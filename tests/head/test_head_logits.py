@@ -8,6 +8,7 @@ from test_head import inputs
 from torch import Tensor
 
 from trustclip.head import Head, exact_kl, product, score, selected_logprobs, topk, topk_kl
+from trustclip.head.logprobs import Plan, scored
 from trustclip.head.softmax import exp
 from trustclip.head.topk import logp_of
 
@@ -86,7 +87,9 @@ def test_the_likeliest_tokens() -> None:
     want = logits(new, weight, bias, CAP).log_softmax(-1)
     top, logp = topk(new, head, 4)
     torch.testing.assert_close(logp, want.topk(4).values)
-    log_partition = score(new, head, ids).log_partition
+    scores = scored(head, new, ids, Plan(collision=True))
+    torch.testing.assert_close(scores.collision, want.exp().square().sum(-1), rtol=1e-12, atol=0)
+    log_partition = scores.log_partition
     torch.testing.assert_close(logp_of(new, log_partition, head, top), want.gather(1, top))
     assert topk_kl(new, log_partition, head, (top, logp)).abs().max() < 1e-12
 

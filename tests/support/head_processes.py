@@ -30,6 +30,7 @@ from trustclip.head import (
     topk,
     whole_sequences,
 )
+from trustclip.head.logprobs import Plan, scored
 from trustclip.train.durable.rollcall import leave
 
 N, V, H, T, CAP = 13, 700, 6, 0.7, 2.5
@@ -55,11 +56,12 @@ def results(head: Head, hidden: Tensor, ids: Tensor, leaves: list[Tensor]) -> li
     """Values, then gradients of a loss of log-probabilities, and of one with entropies."""
     c = torch.sin(torch.arange(N, dtype=hidden.dtype))
     c[2] = 0
-    scores = score(hidden, head, ids)
-    assert scores.entropy is not None
+    scores = scored(head, hidden, ids, Plan(collision=True))
+    assert scores.entropy is not None and scores.collision is not None
     first = torch.autograd.grad(scores.logp @ c, leaves, retain_graph=True)
     both = torch.autograd.grad(scores.logp @ c + scores.entropy @ c.cos(), leaves)
-    return [scores.logp.detach(), scores.entropy.detach(), scores.log_partition, *first, *both]
+    values = (scores.logp, scores.entropy, scores.log_partition, scores.collision)
+    return [*(x.detach() for x in values), *first, *both]
 
 
 def tensor_parallel(cap: float | None, frozen: bool) -> float:

@@ -31,6 +31,9 @@ class Candidates:
         candidates than others. A position without any is left uncentered.
       partial: whether the sampler could have drawn tokens that are not among them; for each
         position where they differ. bool, or bool of shape [batch, time].
+      collision: $\sum_v p_v^2$ over the whole vocabulary under the current policy, the probability
+        that two draws agree, for the metrics ``drift/*`` alone: without it all that lies beyond
+        the candidates counts as one token there. Shape [batch, time].
 
     Raises:
       ValueError: a tensor of another kind or shape than the others.
@@ -45,6 +48,7 @@ class Candidates:
     logp_old: Tensor
     logp_rollout: Tensor
     partial: bool | Tensor = False
+    collision: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name in TENSORS:
@@ -59,14 +63,16 @@ class Candidates:
                     f"`candidates.{name}` must have the shape of `candidates.logp`, "
                     f"{tuple(self.logp.shape)}, got {tuple(value.shape)}."
                 )
-        partial = self.partial
-        if isinstance(partial, Tensor) and (
-            partial.dtype != torch.bool or partial.shape != self.logp.shape[:2]
-        ):
-            raise ValueError(
-                "`candidates.partial` must be a bool, or bool [batch, time] = "
-                f"{list(self.logp.shape[:2])}, got {_describe(partial)}."
-            )
+        for name, kind in (("partial", "bool"), ("collision", "floating point")):
+            value, shape = getattr(self, name), self.logp.shape[:2]
+            if not isinstance(value, Tensor):
+                continue
+            fits = value.is_floating_point() if name == "collision" else value.dtype == torch.bool
+            if not fits or value.shape != shape:
+                raise ValueError(
+                    f"`candidates.{name}` must be {kind} [batch, time] = {list(shape)}, got "
+                    f"{_describe(value)}."
+                )
 
     @property
     def valid(self) -> Tensor:
@@ -82,8 +88,10 @@ class Candidates:
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """The candidates with a change made to each tensor."""
         values: dict[str, Any] = {name: change(getattr(self, name)) for name in TENSORS}
-        if isinstance(self.partial, Tensor):
-            values["partial"] = change(self.partial[..., None].to(self.logp)).squeeze(2) > 0
+        for name in ("partial", "collision"):
+            if isinstance(value := getattr(self, name), Tensor):
+                changed = change(value[..., None].to(self.logp)).squeeze(2)
+                values[name] = changed > 0 if name == "partial" else changed
         return replace(self, **values)
 
     def prepared(self, mask: Tensor) -> Self:
@@ -102,7 +110,7 @@ class Candidates:
 DEFAULT = 64
 
 #: The tensors of `Candidates`.
-TENSORS = tuple(f.name for f in fields(Candidates) if f.name != "partial")
+TENSORS = tuple(f.name for f in fields(Candidates) if f.name.startswith("logp"))
 
 
 def _describe(value: object) -> str:

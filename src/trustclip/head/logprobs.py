@@ -23,12 +23,15 @@ class Scores(NamedTuple):
       log_partition: $A(h) = \log\sum_v e^{z_v}$, float64, detached. Shape [N].
       mean: $\sum_v \pi_v W_v$, the expected row of the weight, detached; None if not computed.
         Shape [N, H].
+      collision: $\sum_v \pi_v^2$, the probability that two draws agree, detached; None if not
+        computed. Shape [N].
     """
 
     logp: Tensor
     entropy: Tensor | None
     log_partition: Tensor
     mean: Tensor | None
+    collision: Tensor | None
 
 
 def selected_logprobs(
@@ -117,6 +120,7 @@ class Plan:
     #: The coefficients, for a trained weight: its gradient is then computed in the forward
     #: pass, and backward needs no tile if they arrive as foreseen, up to a common factor.
     foresee: Foresee | None = None
+    collision: bool = False  # `Scores.collision`, at no product
 
 
 def scored(head: Head, hidden: Tensor, ids: Tensor, plan: Plan) -> Scores:
@@ -187,7 +191,7 @@ class _Score(torch.autograd.Function):
         plan = replace(plan, foresee=plan.foresee if foresees else None)
         with torch.autocast(hidden.device.type, enabled=False):
             planned = replace(plan, mean=plan.mean or directed)
-            running, mean, foreseen = _pass(head, hidden, ids, planned, of_bias)
+            running, mean, foreseen, collision = _pass(head, hidden, ids, planned, of_bias)
             direction = None
             if directed and mean is not None:
                 # d logp / d hidden, [rows, H]: the backward pass then needs no product.
@@ -196,7 +200,8 @@ class _Score(torch.autograd.Function):
         logp = running.logp
         if bias is not None and head.cap is None:
             logp = logp.masked_fill(logp < _IMPOSSIBLE, -torch.inf)
-        scores = Scores(logp, running.entropy, running.log_partition, mean if plan.mean else None)
+        mean = mean if plan.mean else None
+        scores = Scores(logp, running.entropy, running.log_partition, mean, collision)
         ctx.save_for_backward(
             *(hidden, weight, bias, ids, scores.log_partition, scores.entropy, direction)
         )
@@ -236,16 +241,17 @@ class _Score(torch.autograd.Function):
 
 def _pass(
     head: Head, hidden: Tensor, ids: Tensor, plan: Plan, biased: bool
-) -> tuple[Running, Tensor | None, Foreseen | None]:
+) -> tuple[Running, Tensor | None, Foreseen | None, Tensor | None]:
     """One pass over the head's tiles; ``ids`` are columns of the head's own rows.
 
     Returns:
       Softmax statistics; expected rows of the weight [N, H], if planned; gradients of weight and
-      bias (if ``biased``), if foreseen.
+      bias (if ``biased``), if foreseen; collision probabilities [N], if planned.
     """
     tokens, rounds = len(hidden), head.compute_dtype != head.dtype
     start = Running.start(hidden.new_empty(tokens, dtype=head.dtype), plan.entropy)
     running, foreseen = start.of_tokens(rounds and plan.mean), None
+    squares = torch.zeros_like(start.max) if plan.collision else None  # of e^{z - max}. [N]
     means = hidden.new_zeros(hidden.shape, dtype=head.dtype) if plan.mean else None  # [N, H]
     if plan.foresee is None:
         blocks = list(head.blocks(tokens))
@@ -268,6 +274,9 @@ def _pass(
             z = head.logits(operand, factor, columns, logits.of(len(operand), columns))
             e = weights.of(len(operand), columns)  # exp(z - max) after `fold_tile`. [rows, columns]
             fold_tile(z, part, e, shrink, ids[block] - columns.start)
+            if squares is not None:
+                norm = torch.linalg.vector_norm(e, dim=1, dtype=head.dtype)  # [rows]
+                squares[block].mul_(shrink.square()).add_(norm.square_())
             if mean is not None:
                 # Before this tile is added: earlier sums shrink when the maximum grows.
                 scale(mean, shrink, ones[block], mean)
@@ -277,7 +286,9 @@ def _pass(
         if foreseen is not None:
             foreseen.add(block, operand, part, part.max - torch.stack(tops))
     if head.shard is not None:
-        head.shard.combine(running, means)
+        head.shard.combine(running, means, squares)
     if means is not None:
         means.div_(running.mass[:, None])
-    return running, means, foreseen
+    if squares is not None:
+        squares.div_(running.sum.square())
+    return running, means, foreseen, squares

@@ -24,12 +24,13 @@ class Shard:
         dist.all_reduce(x, group=self.group)
         return x
 
-    def combine(self, running: Running, mean: Tensor | None) -> None:
+    def combine(self, running: Running, mean: Tensor | None, squares: Tensor | None) -> None:
         """Make statistics of each rank's tokens those of the vocabulary, in place.
 
-        With the peak $m$ of all ranks, sums shrink by $e^{m_r - m}$ and moments about $m_r$ become
-        moments about $m$; then they add up: two exchanges of a few numbers a token, and one of the
-        mean, a weighted sum of this rank's rows about its own peak. [rows, H]
+        With the peak $m$ of all ranks, sums shrink by $e^{m_r - m}$, sums of squares by its square,
+        and moments about $m_r$ become moments about $m$; then they add up: two exchanges of a few
+        numbers a token, and one of the mean, a weighted sum of this rank's rows about its own peak.
+        [rows, H]
         """
         gap = running.max.clone()  # [rows]
         dist.all_reduce(running.max, dist.ReduceOp.MAX, group=self.group)
@@ -40,6 +41,8 @@ class Shard:
         sums = [running.sum.mul_(shrink)]
         if running.rounded_sum is not None:
             sums.append(running.rounded_sum.mul_(shrink))
+        if squares is not None:
+            sums.append(squares.mul_(shrink.square()))
         sums += [x for x in (running.first_moment, running.chosen) if x is not None]
         for x, total in zip(sums, self.add(torch.stack(sums)), strict=True):
             x.copy_(total)

@@ -57,6 +57,15 @@ def expected_loss(p, old, modelled, q, inputs, limit):
     return -per_token.sum() / (len(y) * limit)
 
 
+def drift_size(p, modelled, q, inputs):
+    """Mean square of A sum_v q_v c_v (e_v - p), over the whole vocabulary, where A is not 0."""
+    a = inputs["advantages"][:, None, None]
+    tokens = inputs["completion_mask"].bool() & (a.squeeze(2) != 0)
+    mean = a * q * atr(p, modelled, a)
+    mean = mean - mean.sum(dim=2, keepdim=True) * p.exp()
+    return mean.square().sum(dim=2)[tokens].mean().item()
+
+
 def rest_modelled(p, old, q, k):
     """The old policy and the sampler as they are taken to be where only k tokens are known."""
     top = q.topk(k).indices
@@ -127,7 +136,8 @@ def test_an_update_has_the_gradient_of_dense_autograd(tmp_path, settings, kind):
     history = {}
     trainer.log(history)
     assert 0 < history["trustclip/gated"] < 1
-    assert history["trustclip/drift/size"] > 0
+    size = drift_size(p.detach(), modelled, q.exp(), inputs)
+    assert history["trustclip/drift/size"] == pytest.approx(size, rel=1e-3)
     assert history["trustclip/drift/covered"] == pytest.approx(1, abs=1e-5) or kind == "partial"
 
 

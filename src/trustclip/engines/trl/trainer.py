@@ -413,8 +413,9 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         if anchor is not None:  # a skipped completion counts as one at ratio 1
             whole = anchor if rows is None else skipping.spread(anchor, rows, logps)
             measured["logp_average"] = whole
-        if further is not None:
-            measured["candidates"] = candidates.of_inputs(inputs, further, rows, on_policy)
+        if query is not None and further is not None:
+            given = further, query.collision, rows, on_policy
+            measured["candidates"] = candidates.of_inputs(inputs, *given)
         # When TRL goes on to its loss, our advantages and bounds must be in place of its own.
         phase.gate = self._constrain(inputs, logps.detach(), measured)
         self._measure(phase, rows)

@@ -30,7 +30,8 @@ class Query:
     """Further tokens, and their log-probabilities as the passes compute them."""
 
     ids: Tensor  # as in `Likeliest`, in the order of the passes. [batch, time, k]
-    answers: list[Tensor] = field(default_factory=list)  # nats, by pass. [rows, positions, k]
+    #: By pass: nats [rows, positions, k], and `Scores.collision` [rows, positions].
+    answers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _row: int = 0
 
     def of_pass(self, rows: int, width: int) -> Tensor:
@@ -42,7 +43,15 @@ class Query:
     @property
     def logps(self) -> Tensor:
         """Log-probabilities of the completions, of all passes. Shape [batch, time, k]."""
-        return torch.cat([part[:, -self.ids.shape[1] :] for part in self.answers])
+        return self._of_completions(0)
+
+    @property
+    def collision(self) -> Tensor:
+        """`trustclip.head.Scores.collision` at each position. Shape [batch, time]."""
+        return self._of_completions(1)
+
+    def _of_completions(self, i: int) -> Tensor:
+        return torch.cat([answer[i][:, -self.ids.shape[1] :] for answer in self.answers])
 
 
 @contextmanager
@@ -65,18 +74,24 @@ def input_entries(sampled: Likeliest, old: Tensor | None) -> dict[str, Tensor]:
 
 
 def of_inputs(
-    inputs: Mapping[str, Any], logps: Tensor, rows: Tensor | None, on_policy: bool
+    inputs: Mapping[str, Any],
+    logps: Tensor,
+    collision: Tensor,
+    rows: Tensor | None,
+    on_policy: bool,
 ) -> Candidates:
-    """The candidates of a micro-batch, from TRL's inputs with the entries of `stored`.
+    """The candidates of a micro-batch, from TRL's inputs with the entries of `input_entries`.
 
-    ``logps`` [rows, time, k] carry the gradient; ``rows`` are the completions that were scored.
+    ``logps`` [rows, time, k] carry the gradient; ``collision`` is that of the pass, [rows, time];
+    ``rows`` are the completions that were scored.
     """
     _, rollout, complete, old = (inputs.get(name) for name in CANDIDATES)
     assert rollout is not None and complete is not None
     if rows is not None:  # the others have no advantage: their values here are multiplied by 0
         logps = spread(logps, rows, rollout.clamp(min=-100))
+        collision = spread(collision, rows, collision.new_zeros(rollout.shape[:2]))
     old = logps.detach() if on_policy or old is None else old
-    return Candidates(logps, old, rollout, partial=~complete)
+    return Candidates(logps, old, rollout, ~complete, collision)
 
 
 def pull(gradient: Tensor, logps: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class Request:
     def plan(self, shape: tuple[int, int]) -> Plan:
         """What the head computes in a pass over labels of a shape."""
         foresee = None if self.foresee is None else self.foresee(shape)
-        return Plan(self.entropy, self.mean, foresee)
+        return Plan(self.entropy, self.mean, foresee, collision=self.further is not None)
 
 
 def use_head(model: nn.Module, temperature: float) -> Request:
@@ -97,8 +97,8 @@ def use_head(model: nn.Module, temperature: float) -> Request:
         )
         *flat, more = (None if x is None else x.unflatten(0, labels.shape) for x in flat)
         scores = Scores(*flat)  # type: ignore[arg-type]
-        if query is not None and more is not None:
-            query.answers.append(more)
+        if query is not None and more is not None and scores.collision is not None:
+            query.answers.append((more, scores.collision))
         if request.scores is not None:
             request.scores.append(scores)
         return Scored(scores.logp, scores.entropy)

@@ -40,8 +40,10 @@ class TROLL(Method):
     projected; such a token still has a gradient, and so have tokens that were not sampled.
 
     *Candidates* (``batch.candidates``): the source takes some 64 likeliest tokens; all others are
-    one more outcome here, so that the divergence is a lower bound of the whole vocabulary's, and
-    exact where the candidates are all of it. A position without any is importance sampling.
+    one more outcome here, with a probability of at least 1e-6, so that the divergence is a lower
+    bound of the whole vocabulary's (up to that floor). Where both policies leave less than 1e-6 to
+    the others, they are left out: the projection is exact where the candidates are the whole
+    vocabulary. A position without any is importance sampling.
 
     Args:
       delta: $\delta$, nats. 0.05 in the source.
@@ -106,7 +108,8 @@ class _Path(NamedTuple):
     """The policies from the old one (s = 0) to the new one (s = 1).
 
     Args:
-      new: probability of each candidate and of all others together. Shape [batch, time, k + 1].
+      new: probability of each candidate and of all others together, 0 where there are none. Shape
+        [batch, time, k + 1].
       old: the same under the old policy.
       r: log-ratio new / old of each, nats.
     """
@@ -122,9 +125,13 @@ class _Path(NamedTuple):
         valid = candidates.valid
         r = zero_masked(candidates.logp - candidates.logp_old, valid)  # [batch, time, k]
         masses = [zero_masked(x.exp(), valid) for x in (candidates.logp, candidates.logp_old)]
-        rest = [(1 - mass.sum(dim=2, keepdim=True)).clamp(min=FLOOR) for mass in masses]
+        rest = [1 - mass.sum(dim=2, keepdim=True) for mass in masses]
+        some = torch.maximum(*rest) > FLOOR  # [batch, time, 1]
+        rest = [mass.clamp(min=FLOOR) for mass in rest]
+        r = torch.cat([r, zero_masked(rest[0].log() - rest[1].log(), some)], dim=2)
+        rest = [zero_masked(mass, some) for mass in rest]
         new, old = (torch.cat(pair, dim=2) for pair in zip(masses, rest, strict=True))
-        return cls(new, old, torch.cat([r, rest[0].log() - rest[1].log()], dim=2))
+        return cls(new, old, r)
 
     def psi(self, s: Tensor) -> Tensor:
         return (self.old.log() + s[..., None] * self.r).logsumexp(dim=2)

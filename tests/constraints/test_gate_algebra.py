@@ -232,13 +232,13 @@ def test_masked_arithmetic() -> None:
 
 
 def test_ratios_of_any_size() -> None:
-    x = torch.tensor([-1e9, 0.0, 80.0, 80.5, 1e9, NAN], dtype=torch.float64, requires_grad=True)
+    x = torch.tensor([-1e9, 0.0, 60.0, 60.5, 1e9, NAN], dtype=torch.float64, requires_grad=True)
     for value, shift in ((masked.safe_exp(x), 0), (masked.safe_expm1(x), 1)):
-        top = math.exp(80) - shift
+        top = math.exp(60) - shift
         wanted = [-shift, 1 - shift, top, top, top, NAN]
         assert value.tolist() == pytest.approx(wanted, nan_ok=True)
         (grad,) = torch.autograd.grad(value.sum(), x)
-        assert grad.tolist() == pytest.approx([0, 1, math.exp(80), 0, 0, NAN], nan_ok=True)
+        assert grad.tolist() == pytest.approx([0, 1, math.exp(60), 0, 0, NAN], nan_ok=True)
 
 
 def test_types_are_widened_and_kept() -> None:

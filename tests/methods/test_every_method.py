@@ -16,6 +16,7 @@ from method_cases import (
     FLOATS,
     astuple,
     batch_for,
+    candidates_for,
     changed,
     every_method,
     known_to_oracle,
@@ -442,10 +443,13 @@ def test_extreme_ratios_stay_finite(method: tc.Method, dtype: torch.dtype) -> No
     batch = batch_for(method, logp, logp_old, advantages, torch.ones_like(logp, dtype=torch.bool))
     assert all_finite(method.surrogate(batch).objective)
     assert all_finite(tc.coefficient(method, batch))
-    leaf = logp.clone().requires_grad_()
-    tc.policy_loss(method, dataclasses.replace(batch, logp=leaf)).value.backward(retain_graph=True)
+    leaf, candidates = logp.clone().requires_grad_(), candidates_for(logp_old.float())
+    given: typing.Any = {"logp": leaf, "candidates": batch.candidates or candidates}
+    loss = tc.policy_loss(method, dataclasses.replace(batch, **given))
+    loss.value.backward(retain_graph=True)
     assert leaf.grad is not None
-    assert all_finite(leaf.grad)
+    assert all_finite(leaf.grad) and all_finite(loss.value)
+    assert all(all_finite(torch.stack(pair)) for pair in loss.metrics.values())
 
 
 def all_finite(values: Tensor) -> bool:

@@ -44,8 +44,8 @@ def k3(log_ratio: Tensor) -> Tensor:
     r"""k3 (Schulman, 2020): $w - 1 - \log w \ge 0$, estimates KL(old || new) without bias.
 
     To every digit of its dtype: near ratio 1 by its series, because $e^x - 1$ and $x$ cancel there
-    (their difference has no digit at $x = 10^{-7}$ in float32). Beyond $x = 80$ the ratio is that
-    of 80, here and in the other divergences, so that all of them stay finite.
+    (their difference has no digit at $x = 10^{-7}$ in float32). Beyond $x = 60$ the ratio is that
+    of 60, here and in the other divergences, so that all of them stay finite.
 
     Example:
       >>> round(k3(torch.tensor(2.0, dtype=torch.float64).log()).item(), 12)
@@ -95,7 +95,7 @@ def k3_product(log_ratio: Tensor) -> Tensor:
 
 
 def tv(log_ratio: Tensor) -> Tensor:
-    r"""Total variation: $\tfrac12 |w - 1|$, at most that of a log-ratio of 80.
+    r"""Total variation: $\tfrac12 |w - 1|$, at most that of a log-ratio of 60.
 
     Example:
       >>> round(tv(torch.tensor(1.5, dtype=torch.float64).log()).item(), 12)

@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-#: Largest exponent that `safe_exp` raises e to: e^80 is finite in float32 and above any ratio
-#: that still means something. Gates never see this limit: they compare log-ratios.
-MAX_LOG_RATIO = 80.0
+#: Largest exponent that `safe_exp` raises e to: e^60 is above any ratio that still means something,
+#: and times a weight of e^20, the largest in `trustclip.constraints.rejection`, it is finite in
+#: float32, as are sums of that. Gates never see this limit: they compare log-ratios.
+MAX_LOG_RATIO = 60.0
 
 
 def widen(x: Tensor) -> Tensor:

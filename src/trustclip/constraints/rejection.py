@@ -14,7 +14,7 @@ from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.levels import Reduction, reduce
 from trustclip.constraints.masked import safe_exp
 
-#: Log of the largest weight, as in verl: the product with a ratio stays finite in float32.
+#: Log of the largest weight, as in verl.
 _LARGEST = 20.0
 
 #: Two policies, the one in the numerator first.

@@ -28,11 +28,16 @@ class VACO(Method):
     with $w_t$ the ratio to the anchor. The sum estimates the total variation between the policy
     and the anchor from the tokens that the anchor sampled. A token is cut only if its gradient
     would add to it: a sequence outside is pulled back, where ``trm`` drops it. The paper takes the
-    mean over a whole batch, and V-trace for advantages; Open Instruct the one over a sequence, as
-    here, and later over the completions of a prompt (``tvpo``, weights up to 20).
+    mean over a whole batch, and V-trace for advantages.
+
+    Open Instruct has two relatives. Its loss ``tvpo`` (a branch) has the half, the ratio of the
+    policy in training and the 0.02, but takes the mean over all completions of a prompt and stops
+    weights at 20. Its mask ``rho_mask_tv_divergence`` takes the mean over a sequence, as here, but
+    of the old policy's ratio to the sampler and without the half, so that its bound is twice
+    ``delta``; the loss is PPO's, times that ratio, clamped.
 
     Args:
-      delta: $\delta$, from 0 to 1. 0.02 in Open Instruct.
+      delta: $\delta$, from 0 to 1. 0.02 in ``tvpo``.
       anchor: ``"rollout"`` (the sources: the policy that sampled) or ``"old"``.
 
     Example:
@@ -61,9 +66,10 @@ class VACO(Method):
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         batch = batch.against(self.anchor)
-        x = batch.log_ratio.detach()
-        satisfied = self.total_variation(x, batch.mask) <= self.delta
-        return gates.hard(batch, gates.keeps_gradient(satisfied, x, batch.advantages, "outward"))
+        distance = self.total_variation(batch.log_ratio.detach(), batch.mask)
+        x = batch.log_ratio + 0 * distance  # NaN throughout a sequence whose distance is unknown
+        kept = gates.keeps_gradient(distance <= self.delta, x, batch.advantages, "outward")
+        return gates.hard(batch, kept, log_ratio=x)
 
     @torch.no_grad()
     def total_variation(self, log_ratio: Tensor, mask: Tensor) -> Tensor:

@@ -75,9 +75,11 @@ def test_each_quadrant_of_the_clip(side: str) -> None:
     assert got.tolist() == pytest.approx(want, rel=1e-12)
 
 
-def test_the_min_form_halves_the_gradient_on_policy_and_the_mask_form_does_not() -> None:
-    """A constraint that fails at ratio 1 (an exact KL can) meets a tie of the two branches."""
+def test_the_min_form_halves_the_gradient_of_a_constraint_that_fails_on_policy() -> None:
+    """Its second branch is a constant (an exact KL can fail there); that of PPO's clip is not."""
     batch = batch_of([(0.0, 1.0)])
+    clipped = gradient_of(lambda w, a: torch.min(w * a, w.clamp(0.8, 1.2) * a), batch)
+    assert clipped.item() == 1.0
     halved = gradient_of(lambda w, a: torch.min(w * a, torch.ones_like(w) * a), batch)
     assert halved.item() == 0.5
     violated = tc.TokenBatch(

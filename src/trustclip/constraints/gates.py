@@ -1,9 +1,18 @@
 r"""Gates: the effect of an unsatisfied constraint on the token's gradient.
 
 Every gate is written in the mask form. A kept token carries the objective $wA$, a gated one a
-detached value, so the gradient of the objective in $\log\pi_\theta$ is $wA$ or 0. The other
-form, ``torch.min(w A, clipped A)``, halves the gradient wherever its two branches are equal, which
-includes every on-policy token.
+detached value, so the gradient of the objective in $\log\pi_\theta$ is $wA$ or 0, ``kept`` says
+which, and the branch that is not taken cannot make a NaN.
+
+The papers write the minimum of two branches. Where the branches are equal, ``torch.min`` passes on
+half of each one's gradient. PPO loses nothing by that: at ratio 1 its second branch,
+``w.clamp(l, u) * A``, has the gradient of the first. A constraint that fails at ratio 1, as one on
+the exact KL can, loses half: its second branch is a constant there.
+
+>>> w = torch.ones(1, requires_grad=True)
+>>> seconds = w.clamp(0.8, 1.2), torch.ones(1)
+>>> [torch.autograd.grad(torch.min(w, second), w)[0].item() for second in seconds]
+[1.0, 0.5]
 
 No gate closes on a token whose log-ratio is NaN: it is kept, and its gradient is NaN, so that a
 training loop can see it (see `TokenBatch`).

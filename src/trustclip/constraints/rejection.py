@@ -47,7 +47,14 @@ def log_ratio(batch: TokenBatch, between: Between) -> Tensor:
 
 
 def measurement(batch: TokenBatch, between: Between, measure: Measure) -> Tensor:
-    """A measure of each token; of ``"ratio"`` the logarithm. Shape [batch, time]."""
+    """A measure of each token; of ``"ratio"`` the logarithm, of ``"k1"`` minus it. [batch, time].
+
+    Example:
+      >>> old, one = torch.tensor([[0.4]]).log(), torch.ones(1, 1)
+      >>> batch = TokenBatch(old, old, one, one > 0, logp_rollout=torch.tensor([[0.5]]).log())
+      >>> [round(measurement(batch, "old_rollout", name).item(), 4) for name in ("ratio", "k1")]
+      [-0.2231, 0.2231]
+    """
     if measure == "kl_old_new":
         return batch.given("kl_old_new").detach()
     if measure == "binary_kl":

@@ -125,7 +125,10 @@ def _verl_presets() -> tuple[Row, ...]:
         if mask or weigh != "none":
             method = _around(inner, "sampler", **masks[mask], **pair, weigh_by=weigh, **ceiling)
         preset = f"{mode}_{name}"
-        return Row(preset, method, _TOKEN, f"RolloutCorrectionConfig.{preset}()")
+        rejects = mode == "decoupled" and mask not in ("", "icepop")
+        note = "its synchronous trainer divides by the tokens that the mask leaves, and we by all"
+        setting = f"RolloutCorrectionConfig.{preset}()"
+        return Row(preset, method, _TOKEN, setting, note if rejects else "")
 
     return tuple(
         row(mode, name, *choice)
@@ -150,6 +153,7 @@ _NEVER = 1e9
 _TOKEN, _SEQUENCE = "token_mean", "sequence_mean"
 _SHARED = "where a sequence's tokens share their advantage"
 _RANDOM = "draws from each micro-batch; compared where all candidates are dropped"
+_CAPPED = "prime-rl stops ratios at 1e4"
 _REFERENCE = "with the proximal policy in place of the reference model"
 
 _TRL = (
@@ -235,21 +239,26 @@ _VERL = (
 )
 
 _PRIME_RL = (
-    Row("ipo", {"name": "ipo", "delta": 0.3}, _TOKEN, note="the default since 2026-09-18"),
+    Row(
+        "ipo",
+        {"name": "ipo", "delta": 0.3},
+        _TOKEN,
+        note=f"the default since 2026-09-18; {_CAPPED}",
+    ),
     Row(
         "icepop",
         _around("importance_sampling", "icepop", floor=0.2, ceiling=5.0, policy="new"),
         _TOKEN,
         setting='type = "icepop"',
     ),
-    Row("ppo", _sampler(_CLIP), _TOKEN, 'type = "ppo"', "ratios stop at 1e4"),
+    Row("ppo", _sampler(_CLIP), _TOKEN, 'type = "ppo"', _CAPPED),
     Row("cispo", _sampler(_cispo(1.0, 4.0)), _TOKEN, 'type = "cispo"', "bounds 0 and 5"),
     Row(
         "ipo+sc",
         _centered({"name": "ipo", "delta": 0.3}),
         _TOKEN,
         setting="score_centering = true",
-        note="over the set that the sampler kept: exact",
+        note=f"over the set that the sampler kept: exact; {_CAPPED}",
     ),
     Row(
         "ipo+kl",

@@ -25,9 +25,11 @@ class GMPO(Method):
 
     for tokens that are not clipped (0 for the others, which still move $\rho$), with $\rho$ a
     constant to the gradient: the source's, which follows the mean, wherever the tokens of a
-    sequence share their advantage and nothing around the method weighs them apart. An outlier
-    among the ratios moves a geometric mean far less than the arithmetic one of GRPO, so the bounds
-    are wide. Each token carries $\rho A$: with ``sequence_mean`` (TRL's loss type
+    sequence share their advantage and nothing around the method weighs them apart. Where advantages
+    differ, a token of $A_t = 0$ counts in $\rho$ with its own $w_t$; the source counts it as 1.
+
+    An outlier among the ratios moves a geometric mean far less than the arithmetic one of GRPO, so
+    the bounds are wide. Each token carries $\rho A$: with ``sequence_mean`` (TRL's loss type
     ``grpo``) that is the paper's objective.
 
     Args:

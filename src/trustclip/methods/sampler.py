@@ -38,8 +38,10 @@ class Sampler(Weighted):
     Args:
       inner: the method to mask and weigh: its name, or a mapping with ``name`` and
         hyper-parameters.
-      measure: ``"ratio"``, ``"k1"`` (of either sign), ``"k2"``, ``"k3"``, ``"binary_kl"`` (of this
-        token or any other, in the direction that is larger), or ``"kl_old_new"`` (exact; only
+      measure: ``"ratio"``; ``"k1"``, minus the logarithm of that ratio, as in verl: where the old
+        policy gives 0.4 and the sampler 0.5 the ratio is 0.8 and k1 is +0.22, so a floor of 0.8 on
+        the one is a ceiling of 0.22 on the other; ``"k2"``; ``"k3"``; ``"binary_kl"`` (of this
+        token or any other, in the direction that is larger); or ``"kl_old_new"`` (exact; only
         between new and old).
       between: the two policies, numerator first: ``"old_rollout"``, which no update changes;
         ``"new_rollout"``, a trust region of its own; ``"new_old"``.

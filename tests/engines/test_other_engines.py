@@ -4,10 +4,12 @@ a stand-in with the fields of its documentation.
 """
 
 import dataclasses
-import enum
+import pickle
+import re
 import sys
 import types
 import typing
+from pathlib import Path
 from typing import Any
 
 import engine_cases
@@ -19,6 +21,7 @@ from torch import Tensor
 import trustclip as tc
 from trustclip.constraints.candidates import Candidates
 from trustclip.engines.limits import ENGINES, refusal
+from trustclip.engines.token_loss import means, per_token_loss
 
 METHODS = ["atr", "gspo", "cispo", "soft_gate"]
 each = pytest.mark.parametrize("name", METHODS)
@@ -45,39 +48,77 @@ def close(got: Tensor | None, want: Tensor) -> None:
 # Tinker ----------------------------------------------------------------------------------------
 
 
-@each
-def test_tinkers_client_sends_the_gradient_to_the_server(name: str) -> None:
-    tinker = pytest.importorskip("tinker", reason="tinker is not installed here: make verl-setup")
+@pytest.fixture(scope="module")
+def tinker() -> Any:
+    return pytest.importorskip("tinker", reason="tinker is not installed here: make verl-setup")
+
+
+def datum_of(tinker: Any, **fields: Tensor) -> Any:
+    length = len(fields["logprobs"])
+    floats = {name: tinker.TensorData.from_torch(x.float()) for name, x in fields.items()}
+    return tinker.Datum(
+        model_input=tinker.ModelInput.from_ints([1] * length),
+        loss_fn_inputs={"target_tokens": [1] * length, **floats},
+    )
+
+
+def sent_to_server(
+    method: tc.Method, data: list[Any], logprobs: list[Tensor]
+) -> tuple[list[Tensor], dict[str, float]]:
+    """The weights of Tinker's backward pass and the metrics, from the client's own code.
+
+    The server minimises -weights * logp, so the weights are the coefficients.
+    """
+    from tinker import TensorData
     from tinker.lib.public_interfaces.training_client import TrainingClient
 
     from trustclip.engines.tinker import custom_loss
 
-    method = tc.method(name)
-    batch = engine_cases.batch_for(method)
-    lengths = [int(row.nonzero().max()) + 1 for row in batch.mask]
-
-    def tensor(x: Tensor) -> Any:
-        return tinker.TensorData.from_torch(x.float())
-
-    data = [
-        tinker.Datum(
-            model_input=tinker.ModelInput.from_ints([1] * n),
-            loss_fn_inputs={
-                "target_tokens": [1] * n,
-                "logprobs": tensor(batch.logp_old[i, :n]),
-                "advantages": tensor(batch.advantages[i, :n]),
-                "mask": tensor(batch.mask[i, :n]),
-            },
-        )
-        for i, n in enumerate(lengths)
-    ]
-    outputs = [{"logprobs": tensor(batch.logp[i, :n])} for i, n in enumerate(lengths)]
+    outputs = [{"logprobs": TensorData.from_torch(x.float())} for x in logprobs]
     forward = types.SimpleNamespace(loss_fn_outputs=outputs)
-    result = TrainingClient._compute_custom_loss(data, custom_loss(name), forward)
-    want = tc.coefficient(method, batch)  # the server minimises -weights * logp
-    for i, n in enumerate(lengths):
-        close(result.data[i].loss_fn_inputs["weights"].to_torch(), want[i, :n])
-    assert result.metrics["trustclip/k3"] > 0
+    arguments = method.to_dict()
+    loss = custom_loss(arguments.pop("name"), **arguments)
+    result = TrainingClient._compute_custom_loss(data, loss, forward)
+    return [x.loss_fn_inputs["weights"].to_torch() for x in result.data], result.metrics
+
+
+IN_TINKER = [m for m in method_cases.ALL if refusal(m, ENGINES["Tinker"]) is None]
+
+
+@pytest.mark.parametrize("method", IN_TINKER, ids=method_cases.label)
+def test_the_cookbooks_datum_is_right_in_tinkers_client(method: tc.Method, tinker: Any) -> None:
+    """No mask: what was not sampled, a prompt or a tool's answer, is padded with zeros."""
+    of_two = engine_cases.batch_for(method)
+    of_one = (of_two.logp, of_two.logp_old, of_two.advantages, of_two.mask)
+    batch = tc.TokenBatch(*of_one, logp_rollout=of_two.logp_old)
+    prompts = [torch.zeros(20 + 7 * i) for i in range(len(batch.logp))]
+    data = [
+        datum_of(
+            tinker,
+            logprobs=torch.cat([prompt, batch.logp_old[i]]),  # 0 where masked
+            advantages=torch.cat([prompt, batch.advantages[i]]),
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+    logp = torch.where(batch.mask, batch.logp, -2.5)
+    logprobs = [torch.cat([x - 2.5, logp[i]]) for i, x in enumerate(prompts)]
+    weights, metrics = sent_to_server(method, data, logprobs)
+    for i, (prompt, got) in enumerate(zip(prompts, weights, strict=True)):
+        close(got, torch.cat([prompt, tc.coefficient(method, batch)[i]]))
+    logged = means(batch, method.surrogate(batch))
+    assert metrics == pytest.approx({name: x.item() for name, x in logged.items()}, 1e-5, 1e-7)
+
+
+@pytest.mark.parametrize("name", ["mask", "sequence_ratio_mask"])
+def test_a_datum_without_a_mask_leaves_those_of_others_on(name: str, tinker: Any) -> None:
+    old, advantages = torch.full((3,), -1.0), torch.ones(3)
+    masked = {name: torch.tensor([0.0, 1, 1])}
+    data = [datum_of(tinker, logprobs=old, advantages=advantages, **more) for more in (masked, {})]
+    weights, metrics = sent_to_server(tc.method("atr"), data, [old - 0.1] * 2)
+    weight = torch.tensor(-0.1).exp()
+    close(weights[0], weight * masked[name])
+    close(weights[1], weight * advantages)
+    assert metrics["trustclip/ratio"] == pytest.approx(weight.item())
 
 
 # SkyRL -----------------------------------------------------------------------------------------
@@ -205,36 +246,154 @@ def test_prime_rl_sums_over_sequences(name: str, monkeypatch: pytest.MonkeyPatch
     close(logp.grad, -weights * tc.coefficient(method, batch))
 
 
-@each
-def test_nemo_rl_divides_by_the_tokens_of_the_update(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kinds = enum.Enum("LossType", ["TOKEN_LEVEL"]), enum.Enum("LossInputType", ["LOGPROB"])
-    path = "nemo_rl.algorithms.loss.interfaces"
-    stand_in(monkeypatch, path, LossType=kinds[0], LossInputType=kinds[1])
-    from trustclip.engines.nemo_rl import TrustclipLoss
+class StandIn:
+    """What the adapter reads of NeMo-RL's ``ClippedPGLossFn``, with a KL of k2 to the reference."""
 
-    method = tc.method(name)
-    batch = engine_cases.batch_for(method)
+    def __init__(self, **settings: Any) -> None:
+        level = settings.get("token_level_loss", True)
+        self.loss_type = types.SimpleNamespace(name="TOKEN_LEVEL" if level else "SEQUENCE_LEVEL")
+        self.force_on_policy_ratio = settings.get("force_on_policy_ratio", False)
+        self.use_importance_sampling_correction = settings.get(CORRECTION, False)
+        self.reference_policy_kl_penalty = settings.get(KL, 0.0)
+        self.metric_normalizations = {"token_mult_prob_error": "tokens", "loss": "tokens"}
 
+    def __call__(
+        self,
+        next_token_logprobs: Tensor,
+        data: Any,
+        global_valid_seqs: Tensor,
+        global_valid_toks: Tensor,
+    ) -> Any:
+        assert not data["advantages"].any()
+        mask = data["token_mask"][:, 1:] * data["sample_mask"][:, None]
+        kl = kl_in_nemo(next_token_logprobs, data["reference_policy_logprobs"][:, 1:])
+        mean = mean_in_nemo(self, kl, mask, global_valid_seqs, global_valid_toks)
+        loss = self.reference_policy_kl_penalty * mean
+        logged = {"loss": loss.item(), "probs_ratio_clamped": 1.0, "token_mult_prob_error": 1.01}
+        return loss, logged | {"num_valid_samples": data["sample_mask"].sum().item()}
+
+
+CORRECTION, KL = "use_importance_sampling_correction", "reference_policy_kl_penalty"
+OWN_LOSS = "nemo_rl.algorithms.loss.loss_functions"
+
+
+@pytest.fixture(params=["a stand-in", "NeMo-RL"])
+def nemo(request: pytest.FixtureRequest) -> Any:
+    """Builds the loss that NeMo-RL's ``setup`` returns."""
+    if request.param == "a stand-in":
+        return StandIn
+    theirs = pytest.importorskip(OWN_LOSS, reason="NeMo-RL, which PyPI has not, is not here")
+    quiet: Any = {KL: 0.0, "reference_policy_kl_type": "k2"}
+    return lambda **set: theirs.ClippedPGLossFn(theirs.ClippedPGLossConfig(**quiet | set))
+
+
+def kl_in_nemo(logp: Tensor, reference: Tensor) -> Tensor:
+    """k2, with the gradient through the probability of the sample as well."""
+    return (logp - logp.detach()).exp() * (logp - reference) ** 2 / 2
+
+
+def mean_in_nemo(theirs: Any, x: Tensor, mask: Tensor, seqs: Any, toks: Any) -> Tensor:
+    if theirs.loss_type.name == "TOKEN_LEVEL":
+        return (x * mask).sum() / toks
+    return ((x * mask).sum(1) / mask.sum(1).clamp(min=1)).sum() / seqs
+
+
+def given_to_nemo(batch: tc.TokenBatch, samples: Tensor) -> dict[str, Tensor]:
     def shifted(x: Tensor) -> Tensor:  # NeMo-RL's tensors have a place for the first token
         return torch.cat([torch.full_like(x[:, :1], 9), x], dim=1)
 
-    samples = torch.tensor([1.0, 1, 0, 1, 1, 1, 1])
-    data = {
+    return {
         "prev_logprobs": shifted(batch.logp_old),
-        "generation_logprobs": shifted(batch.logp_old),
+        "generation_logprobs": shifted(batch.logp_old - 0.01),
+        "reference_policy_logprobs": shifted(batch.logp_old - 0.1),
         "advantages": shifted(batch.advantages),
         "token_mask": shifted(batch.mask.float()),
         "sample_mask": samples,
     }
+
+
+@each
+@pytest.mark.parametrize("level", [True, False], ids=["tokens", "sequences"])
+def test_nemo_rl_keeps_all_but_the_policy_term(name: str, level: bool, nemo: Any) -> None:
+    from trustclip.engines.nemo_rl import TrustclipLoss
+
+    method = tc.method(name)
+    batch = engine_cases.batch_for(method)
+    samples = torch.tensor([1.0, 1, 0, 1, 1, 1, 1])
+    data, (seqs, toks) = given_to_nemo(batch, samples), (torch.tensor(6), torch.tensor(40))
+    theirs = nemo(token_level_loss=level, **{KL: 0.3})
+    ours = pickle.loads(pickle.dumps(TrustclipLoss(theirs, name)))
     logp = leaf_of(batch)
-    loss, metrics = TrustclipLoss(name)(logp, data, torch.tensor(6), torch.tensor(40))
+    loss, metrics = ours(logp, data, seqs, toks)
     loss.backward()
+
     kept = batch.mask & (samples > 0)[:, None]
-    alone = tc.TokenBatch(batch.logp, batch.logp_old, batch.advantages, kept)
-    close(logp.grad, -tc.coefficient(method, alone) / 40)
+    alone = tc.TokenBatch(leaf_of(batch), batch.logp_old, batch.advantages, kept)
+    policy, surrogate = per_token_loss(method, alone)
+    to_reference = kl_in_nemo(alone.logp, batch.logp_old - 0.1)
+    whole = mean_in_nemo(theirs, policy + 0.3 * to_reference, kept.float(), seqs, toks)
+    (gradient,) = torch.autograd.grad(whole, alone.logp)
+    close(logp.grad, gradient)
+    assert metrics["loss"] == pytest.approx(whole.item(), 1e-5) == pytest.approx(loss.item(), 1e-5)
     assert metrics["num_valid_samples"] == 6
+    gated = (kept & ~surrogate.kept).sum() / 40
+    assert metrics["trustclip/gated"] == pytest.approx(gated.item())
+
+
+def test_nemo_rl_logs_what_its_trainers_read(nemo: Any) -> None:
+    """After each update they look up some names without asking whether they are there."""
+    from trustclip.engines.nemo_rl import TrustclipLoss
+
+    batch = engine_cases.batch_for(tc.method("atr"))
+    data = given_to_nemo(batch, torch.ones(7))
+    theirs = nemo(token_level_loss=False)
+    ours = TrustclipLoss(theirs, "atr")
+    logged = ours(batch.logp, data, torch.tensor(7), torch.tensor(50))[1]
+    assert {"loss", "num_valid_samples", "token_mult_prob_error"} <= logged.keys()
+    kinds = ours.metric_normalizations
+    of_tokens = {key for key in logged if key.startswith("trustclip/")}
+    assert {kinds[key] for key in of_tokens} == {kinds["token_mult_prob_error"]} != {None}
+    assert ours.loss_type is theirs.loss_type
+    assert ours.reference_policy_kl_penalty == theirs.reference_policy_kl_penalty
+    assert not [key for key in logged if key.startswith("probs_ratio_clamped")]
+
+
+@pytest.mark.parametrize("module", ["grpo", "grpo_sync"])
+def test_the_names_that_nemo_rls_source_reads_are_logged(module: str) -> None:
+    theirs = pytest.importorskip(OWN_LOSS, reason="NeMo-RL, which PyPI has not, is not here")
+    from trustclip.engines.nemo_rl import TrustclipLoss
+
+    source = Path(theirs.__file__).parents[1].joinpath(f"{module}.py").read_text()
+    read, written = (
+        set(re.findall(rf'\bmetrics\["(\w+)"\]{then}', source))
+        for then in (r"(?!\s*=[^=])", r"(?=\s*=[^=])")
+    )
+    batch = engine_cases.batch_for(tc.method("atr"))
+    loss = TrustclipLoss(theirs.ClippedPGLossFn(theirs.ClippedPGLossConfig()))
+    counts = torch.tensor(7), torch.tensor(50)
+    logged = loss(batch.logp, given_to_nemo(batch, torch.ones(7)), *counts)[1]
+    of_the_worker = {"global_valid_toks"}
+    assert read and read - written - of_the_worker <= logged.keys()
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "words"),
+    [
+        ("atr", {"force_on_policy_ratio": True}, "pass zeros for the old policy's log-prob"),
+        ("atr", {CORRECTION: True}, r"TrustclipLoss\(loss_fn, 'tis', inner='atr'\)"),
+        ("full_kl", {}, "'full_kl' cannot be trained in NeMo-RL: it needs"),
+    ],
+)
+def test_what_would_be_lost_in_nemo_rl_is_refused(
+    method: str, settings: dict[str, Any], words: str, nemo: Any
+) -> None:
+    from trustclip.engines.nemo_rl import TrustclipLoss
+
+    with pytest.raises(ValueError, match=words):
+        TrustclipLoss(nemo(**settings), method)
+    with pytest.raises(ValueError, match="takes the loss that NeMo-RL"):
+        TrustclipLoss("atr", "atr")
+    assert TrustclipLoss(nemo(**{CORRECTION: True}), "tis")
 
 
 def test_what_an_engine_cannot_supply_is_refused() -> None:

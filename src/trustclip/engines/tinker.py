@@ -2,14 +2,12 @@
 
 ::
 
-
     training_client.forward_backward_custom(data, custom_loss("atr", delta=0.07))
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -25,8 +23,11 @@ def custom_loss(method: str = "atr", **method_args: Any) -> CustomLoss:
     """Loss over a list of data, summed over tokens as in Tinker's own losses.
 
     Each datum's ``loss_fn_inputs`` must have ``logprobs`` (of the policy that sampled, which is
-    the old one here) and ``advantages``; ``mask`` is read where it is there, and all tokens count
-    where it is not. Only the gradient in each log-probability goes to the server.
+    the old one here) and ``advantages``. The tokens of its ``mask`` count, or else those of its
+    ``sequence_ratio_mask``. A datum without both is padded as the cookbook pads it: where
+    log-probability and advantage are 0, nothing was sampled. (The cookbook's training loop takes
+    ``mask`` out before it calls the server; leave it in.) Only the gradient in each log-probability
+    goes to the server.
 
     Args:
       method: name of the constraint.
@@ -44,13 +45,19 @@ def custom_loss(method: str = "atr", **method_args: Any) -> CustomLoss:
                 [row.to(logp) for row, logp in zip(rows, logprobs, strict=True)], True
             )
 
-        mask = pad_sequence([torch.ones_like(row, dtype=torch.bool) for row in logprobs], True)
-        if all("mask" in datum.loss_fn_inputs for datum in data):
-            mask = mask & pad("mask").bool()
-        logp = pad_sequence(list(logprobs), True)
-        old = pad("logprobs")
+        logp, old = pad_sequence(list(logprobs), True), pad("logprobs")
+        mask = pad_sequence([_sampled(datum.loss_fn_inputs) for datum in data], True)
+        mask = mask.to(logp.device)
         batch = TokenBatch(logp, old, pad("advantages"), mask, logp_rollout=old)
         per_token, surrogate = per_token_loss(chosen, batch)
         return per_token.sum(), as_floats(means(batch, surrogate))
 
     return loss
+
+
+def _sampled(inputs: Mapping[str, Any]) -> Tensor:
+    """True for the tokens of a datum that the policy sampled. Shape [time]."""
+    for name in ("mask", "sequence_ratio_mask"):
+        if name in inputs:
+            return inputs[name].to_torch() != 0
+    return (inputs["logprobs"].to_torch() != 0) | (inputs["advantages"].to_torch() != 0)

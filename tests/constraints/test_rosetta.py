@@ -1,6 +1,7 @@
 """Every row of the Rosetta table has its engine's gradient on one fixed set of tokens."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,13 @@ def coefficients(method: tc.Method, batch: tc.TokenBatch) -> torch.Tensor:
 
 
 def tokens_of(engine: str, row: rosetta.Row) -> tc.TokenBatch:
-    """Two engines have the whole set that the sampler kept, others its likeliest tokens."""
+    """Two engines have the whole set that the sampler kept, others its likeliest tokens.
+
+    To prime-rl, whose weights compare with the sampler alone, some tokens are rare.
+    """
     batch = rosetta_cases.tokens()
+    if engine == "prime-rl":
+        batch = with_rare_tokens(batch)
     assert batch.candidates is not None
     if engine != "prime-rl" and row.name != "dppo+sc":
         return batch
@@ -59,6 +65,22 @@ def tokens_of(engine: str, row: rosetta.Row) -> tc.TokenBatch:
     kept = among.logp_rollout.log_softmax(dim=2)
     whole = dataclasses.replace(among, logp_rollout=kept, partial=False)
     return dataclasses.replace(batch, candidates=whole)
+
+
+def with_rare_tokens(batch: tc.TokenBatch) -> tc.TokenBatch:
+    """Each seventh token, and candidate there, is next to impossible for the sampler alone."""
+    rare = torch.arange(batch.logp.numel()).view_as(batch.logp) % 7 == 0
+    among, sampled = batch.candidates, batch.given("logp_rollout")
+    assert among is not None
+    one = rare[..., None] & (torch.arange(among.logp.shape[2]) == 5)
+    return dataclasses.replace(
+        batch,
+        logp=torch.where(rare, math.log(0.05), batch.logp),
+        logp_rollout=torch.where(rare, -18.0 + 0.1 * sampled, sampled),
+        candidates=dataclasses.replace(
+            among, logp_rollout=torch.where(one, -18.0, among.logp_rollout)
+        ),
+    )
 
 
 @pytest.mark.parametrize("case", rosetta_cases.rows("formula"), ids=rosetta_cases.label)

@@ -4,6 +4,8 @@ a stand-in with the fields of its documentation.
 """
 
 import dataclasses
+import importlib
+import math
 import pickle
 import re
 import sys
@@ -226,7 +228,7 @@ def test_skyrl_scales_advantages_which_a_penalty_does_not_stand(skyrl: Any) -> N
 @each
 def test_prime_rl_sums_over_sequences(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = dataclasses.make_dataclass("LossOutputs", ["loss", "metrics"])
-    stand_in(monkeypatch, "prime_rl.trainer.rl.loss", LossOutputs=outputs)
+    stand_in(monkeypatch, OWN_LOSSES, LossOutputs=outputs)
     from trustclip.engines.prime_rl import loss
 
     method = tc.method(name)
@@ -274,6 +276,7 @@ class StandIn:
 
 
 CORRECTION, KL = "use_importance_sampling_correction", "reference_policy_kl_penalty"
+OWN_LOSSES = "prime_rl.trainer.rl.loss"
 OWN_LOSS = "nemo_rl.algorithms.loss.loss_functions"
 
 
@@ -310,6 +313,52 @@ def given_to_nemo(batch: tc.TokenBatch, samples: Tensor) -> dict[str, Tensor]:
         "token_mask": shifted(batch.mask.float()),
         "sample_mask": samples,
     }
+
+
+@pytest.mark.parametrize("config", ["IPO", "IcePop", "PPO", "CISPO"])
+def test_prime_rls_own_losses_weigh_rare_tokens_alike(config: str) -> None:
+    theirs = pytest.importorskip(OWN_LOSSES, reason="prime-rl, which PyPI has not, is not here")
+    configs = importlib.import_module("prime_rl.configs.trainer")
+    if "max_importance_ratio" not in configs.IPOLossConfig.model_fields:
+        pytest.skip("the losses of this prime-rl, from before September 2026, have no cap")
+    from trustclip.engines.prime_rl import loss
+
+    batch = engine_cases.batch_for(tc.method("ipo"))
+    rare = torch.arange(11) % 3 == 0
+    new = torch.where(rare, 0.2, 0.5) * batch.logp.exp()
+    sampler = torch.where(rare, -25.0, batch.given("logp_rollout"))
+    chosen = tc.preset("prime-rl", config.lower()).to_dict()
+    name = chosen.pop("name")
+    for i, mask in enumerate(batch.mask):
+        own, ours = (new[i].log().requires_grad_() for _ in range(2))
+        given = (sampler[i], None, batch.advantages[i], mask, torch.linspace(0.5, 2, 11))
+        built = theirs.setup_rl_loss_fn(getattr(configs, f"{config}LossConfig")())
+        built.loss(theirs.LossInputs(own, *given)).loss.backward()
+        loss(theirs.LossInputs(ours, *given), name, chosen).loss.backward()
+        torch.testing.assert_close(ours.grad, own.grad, rtol=1e-4, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["atr", "vaco", "ipo", "importance_sampling"])
+def test_no_token_outweighs_an_update_of_prime_rl(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """p = e^-25 and q = 0.2, a ratio of 1.4e10, where it goes back towards the sampler."""
+    outputs = dataclasses.make_dataclass("LossOutputs", ["loss", "metrics"])
+    stand_in(monkeypatch, OWN_LOSSES, LossOutputs=outputs)
+    from trustclip.engines.prime_rl import loss
+
+    logp = torch.tensor([0.2, 0.2]).log().requires_grad_()
+    inputs = types.SimpleNamespace(
+        trainer_logprobs=logp,
+        inference_logprobs=torch.tensor([-25.0, -1.7]),
+        advantages=torch.tensor([-1.0, -1.0]),
+        loss_mask=torch.tensor([True, True]),
+        loss_weights=None,
+    )
+    output = loss(inputs, name)
+    output.loss.backward()
+    close(logp.grad, torch.tensor([1e4, 0.2 * math.exp(1.7)]))
+    assert output.metrics["trustclip/ratio"] > 1e9
 
 
 @each

@@ -150,7 +150,8 @@ def test_a_plugin_that_is_not_loaded() -> None:
 
 def test_notes_about_the_installation() -> None:
     assert "not installed" in said(GOOD, Installed(None), "note")[0]
-    assert "untested" in said(GOOD, Installed("0.8.0"), "note")[0]
+    for release in ("0.8.0", "0.9.0", "0.10.0rc1"):
+        assert "untested" in said(GOOD, Installed(release), "note")[0]
     assert set(installed().loss_modes) >= {*BUILT_IN, *LOSS_MODES}
 
 

@@ -50,10 +50,25 @@ def test_ipo_is_the_strict_band_of_total_variation(delta: float) -> None:
     batch = tokens()
     band = tc.method("bandpo", divergence="tv", delta=delta, ceiling=None, side="strict")
     for anchor in ("old", "rollout"):
-        ipo = tc.method("ipo", delta=delta, anchor=anchor)
+        ipo = tc.method("ipo", delta=delta, anchor=anchor, ceiling=None)
         got, want = tc.coefficient(ipo, batch), tc.coefficient(band, batch.against(anchor))
         torch.testing.assert_close(got, want, rtol=1e-13, atol=0)
         assert got.ne(0).any() and got[batch.mask].eq(0).any()
+
+
+def test_a_ratio_stops_at_the_ceiling_with_its_gradient_and_its_gate() -> None:
+    """Rare tokens of the sampler: up to e^25 in ratio, and almost nothing in probability."""
+    rollout = torch.tensor([[-1.5, -5.0, -12.0, -25.0, -400.0]], dtype=torch.float64)
+    q = torch.tensor([[0.22, 0.2, 0.05, 0.25, 0.4]], dtype=torch.float64)
+    one = torch.ones_like(q)
+    for sign in (1.0, -1.0):
+        batch = tc.TokenBatch(q.log(), q.log(), sign * one, one > 0, logp_rollout=rollout)
+        w = torch.exp(q.log() - rollout).clamp(max=1e4)
+        want = sign * w * ((q - rollout.exp()).abs() <= 0.3)
+        torch.testing.assert_close(tc.coefficient("ipo", batch), want)
+        own = tc.method("anchored", inner="clip", ceiling=1e4)
+        want = sign * w * ((w <= 1.2) if sign > 0 else (w >= 0.8))
+        torch.testing.assert_close(tc.coefficient(own, batch), want)
 
 
 def test_ipo_drops_a_step_back_too_and_dppo_does_not() -> None:

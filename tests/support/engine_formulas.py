@@ -56,6 +56,10 @@ def ppo(t: Tokens, base: Tensor, low: float = 0.2, high: float = 0.2) -> Tensor:
     return bounded((t.new - base).exp(), t.A, low, high)
 
 
+def prime_ppo(t: Tokens) -> Tensor:
+    return bounded(up_to((t.new - t.rollout).exp(), 1e4), t.A)
+
+
 def bounded(w: Tensor, A: Tensor, low: float = 0.2, high: float = 0.2) -> Tensor:
     return torch.maximum(-w * A, -w.clamp(1 - low, 1 + high) * A)
 
@@ -90,12 +94,17 @@ def sapo(t: Tokens, base: Tensor) -> Tensor:
     return -torch.sigmoid(tau * ((t.new - base).exp() - 1)) * 4 / tau * t.A
 
 
-def masked_away(t: Tokens, delta: float, one_sided: bool) -> Tensor:
+def up_to(w: Tensor, most: float) -> Tensor:
+    """A ratio whose value stops at a cap and whose gradient is that of its logarithm there, too."""
+    return w.detach().clamp(max=most) * w / w.detach()
+
+
+def masked_away(t: Tokens, delta: float, one_sided: bool, most: float = torch.inf) -> Tensor:
     """-w A of the policy that sampled, without the tokens whose probability moved too far."""
     gap = t.new.detach().exp() - t.rollout.exp()
     away = torch.where(t.A > 0, gap, -gap) if one_sided else gap.abs()
     dropped = away > delta
-    return -(t.new - t.rollout).exp() * t.A * ~dropped
+    return -up_to((t.new - t.rollout).exp(), most) * t.A * ~dropped
 
 
 def squared(t: Tokens, base: Tensor) -> Tensor:
@@ -165,8 +174,8 @@ def score_centered(t: Tokens, weight: Callable[[Tensor], Tensor]) -> Tensor:
 def ipo_centered(t: Tokens) -> Tensor:
     """prime-rl's: over the set that was kept, weighed and masked as the sampled token is."""
     p, q = t.p.detach().exp(), t.q.exp()
-    coefficient = torch.where((p - q).abs() <= 0.3, p, 0.0)  # q (p / q)
-    return masked_away(t, 0.3, one_sided=False) + t.A * (coefficient * t.p).sum(2)
+    coefficient = torch.where((p - q).abs() <= 0.3, q * (p / q).clamp(max=1e4), 0.0)
+    return masked_away(t, 0.3, one_sided=False, most=1e4) + t.A * (coefficient * t.p).sum(2)
 
 
 def dppo_centered(t: Tokens) -> Tensor:
@@ -192,9 +201,9 @@ def band(low: float, high: float) -> Callable[[Tensor], Tensor]:
 PLAIN: Callable[[Tokens], Tensor] = lambda t: ppo(t, t.old)  # noqa: E731
 
 FORMULAS: dict[tuple[str, str], Callable[[Tokens], Any]] = {
-    ("prime-rl", "ipo"): lambda t: masked_away(t, 0.3, one_sided=False),
+    ("prime-rl", "ipo"): lambda t: masked_away(t, 0.3, one_sided=False, most=1e4),
     ("prime-rl", "icepop"): prime_icepop,
-    ("prime-rl", "ppo"): lambda t: ppo(t, t.rollout),
+    ("prime-rl", "ppo"): prime_ppo,
     ("prime-rl", "cispo"): lambda t: cispo(t, t.rollout, 0.0, 5.0),
     ("prime-rl", "ipo+sc"): ipo_centered,
     ("prime-rl", "ipo+kl"): lambda t: (

@@ -31,7 +31,8 @@ MORE = [
     ("icepop", {"floor": None, "level": "sequence"}),
     ("icepop", {"inner": "importance_sampling", "policy": "new", "floor": 0.2}),
     ("icepop", {"policy": "new", "level": "geometric", "ceiling": 1.5}),
-    ("ipo", {"delta": 0.02, "anchor": "old"}),
+    ("ipo", {"delta": 0.02, "anchor": "old", "ceiling": None}),
+    ("ipo", {"ceiling": 1.2}),
     ("m2po", {"side": "strict", "anchor": "rollout", "budget": 0.1}),
     ("drpo", {"delta": 0.15}),
     ("dgpo", {"low": 0.1, "high": 0.3, "n": 2.0, "m": 1.0}),
@@ -50,6 +51,8 @@ MORE = [
     ("trm", {"reduction": "mean", "delta": 0.05, "inner": {"name": "soft_gate"}}),
     ("anchored", {"inner": {"name": "cispo", "low": 0.2, "high": 0.28}}),
     ("anchored", {"inner": {"name": "gspo", "low": 0.1, "high": 0.1}}),
+    ("anchored", {"inner": "clip", "ceiling": 1.3}),
+    ("anchored", {"inner": "drpo", "ceiling": 1.3}),
     ("penalty", {"beta": 0.3, "anchor": "rollout", "on": "cut", "inner": {"name": "atr"}}),
     ("penalty", {"beta": 0.3, "level": "sequence", "inner": {"name": "gspo"}}),
     ("penalty", {"beta": 2.0, "inner": {"name": "penalty", "divergence": "k3"}}),
@@ -137,7 +140,9 @@ def score_form(method: tc.Method) -> bool:
     literal = getattr(method, "variant", None) == "gspo"  # follows its mean
     of_new = getattr(method, "weigh_of", "old") == "new"
     weighs = of_new and getattr(method, "weigh_by", "token") != "token"
-    own = moving or (levels and not literal) or weighs or method.name in SCORE_FORM
+    reached = (getattr(method, "ceiling", None) or 1e4) < 1e4  # by the tokens of `random_batch`
+    capped = reached and method.name in ("ipo", "anchored")
+    own = moving or (levels and not literal) or weighs or capped or method.name in SCORE_FORM
     return own or any(score_form(part) for part in parts)
 
 

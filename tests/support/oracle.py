@@ -71,6 +71,11 @@ class Tokens:
             return replace(self, x=x, logp_old=self.logp - x)
         return replace(self, x=moved, logp_old=self.logp_rollout)
 
+    def up_to(self, ceiling: float | None) -> "Tokens":
+        """With ratios of the ceiling at most."""
+        x = self.x if ceiling is None else np.minimum(self.x, math.log(ceiling))
+        return replace(self, x=x, logp_old=self.logp - x)
+
 
 Rule = Callable[[Params, Tokens], Any]
 
@@ -499,7 +504,7 @@ KEPT: dict[str, Rule] = {
     **dict.fromkeys(("topr", "vespo", "ppo_penalty", "importance_sampling", "drpo"), every),
     "kl_cov": every,
     **{name: weighted(weight) for name, weight in WEIGHTS.items()},
-    "anchored": lambda p, t: of(kept, p["inner"], t.against(p["anchor"])),
+    "anchored": lambda p, t: of(kept, p["inner"], t.against(p["anchor"]).up_to(p["ceiling"])),
     "penalty": lambda p, t: of(kept, p["inner"], t),
     "troll": lambda p, t: projected(p, t)[0] == 1,
     "centered": lambda p, t: of(kept, p["inner"], t),  # its drift: test_centered.py
@@ -612,7 +617,8 @@ def drpo(p: Params, t: Tokens) -> Array:
 
 def anchored_ratio(name: str) -> Rule:
     def rule(p: Params, t: Tokens) -> Array:
-        return KEPT[name](p, t) * np.exp(t.against(p.get("anchor", "old")).x)
+        seen = t.against(p.get("anchor", "old")).up_to(p.get("ceiling"))
+        return KEPT[name](p, t) * np.exp(seen.x)
 
     return rule
 
@@ -705,7 +711,9 @@ GRADIENT: dict[str, Callable[[Params, Tokens, Any], Array]] = {
         name: lambda p, t, weight, own=own: of(gradient, p["inner"], t, weight * own(p, t))
         for name, own in WEIGHTS.items()
     },
-    "anchored": lambda p, t, weight: of(gradient, p["inner"], t.against(p["anchor"]), weight),
+    "anchored": lambda p, t, weight: of(
+        gradient, p["inner"], t.against(p["anchor"]).up_to(p["ceiling"]), weight
+    ),
     "centered": lambda p, t, weight: of(gradient, p["inner"], t, weight),
 }
 

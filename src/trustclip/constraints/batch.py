@@ -1,5 +1,6 @@
 """Input and output of a method: typed, frozen, every tensor ``[batch, time]``."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
@@ -248,6 +249,23 @@ class TokenBatch:
             return self
         rollout = self.given("logp_rollout")
         return replace(self, logp_old=torch.where(rollout.isnan(), self.logp_old, rollout))
+
+    def capped(self, ceiling: float | None) -> "TokenBatch":
+        """The batch with no ratio above a ceiling: that of a token beyond it is the ceiling.
+
+        Its gradient stays, with the ceiling as its weight. None leaves the batch as it is.
+
+        Example:
+          >>> logp = torch.tensor([[-1.0, -1.0]], requires_grad=True)
+          >>> batch = TokenBatch(logp, torch.tensor([[-2.0, -9.0]]), torch.ones(1, 2), logp < 0)
+          >>> batch.capped(20.0).log_ratio.exp().sum().backward()
+          >>> logp.grad
+          tensor([[ 2.7183, 20.0000]])
+        """
+        if ceiling is None:
+            return self
+        beyond = (self.log_ratio.detach() - math.log(ceiling)).clamp(min=0)
+        return replace(self, logp_old=self.logp_old + beyond)
 
     def require(self, *names: str) -> None:
         """Raise a ValueError that names the first missing field and what can supply it."""

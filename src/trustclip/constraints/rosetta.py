@@ -153,7 +153,6 @@ _NEVER = 1e9
 _TOKEN, _SEQUENCE = "token_mean", "sequence_mean"
 _SHARED = "where a sequence's tokens share their advantage"
 _RANDOM = "draws from each micro-batch; compared where all candidates are dropped"
-_CAPPED = "prime-rl stops ratios at 1e4"
 _REFERENCE = "with the proximal policy in place of the reference model"
 
 _TRL = (
@@ -238,31 +237,29 @@ _VERL = (
     *_verl_presets(),
 )
 
+#: Its ``max_importance_ratio`` is the ceiling.
+_IPO = {"name": "ipo", "delta": 0.3, "ceiling": 1e4}
+
 _PRIME_RL = (
-    Row(
-        "ipo",
-        {"name": "ipo", "delta": 0.3},
-        _TOKEN,
-        note=f"the default since 2026-09-18; {_CAPPED}",
-    ),
+    Row("ipo", _IPO, _TOKEN, note="the default since 2026-09-18"),
     Row(
         "icepop",
         _around("importance_sampling", "icepop", floor=0.2, ceiling=5.0, policy="new"),
         _TOKEN,
         setting='type = "icepop"',
     ),
-    Row("ppo", _sampler(_CLIP), _TOKEN, 'type = "ppo"', _CAPPED),
+    Row("ppo", {**_sampler(_CLIP), "ceiling": 1e4}, _TOKEN, 'type = "ppo"'),
     Row("cispo", _sampler(_cispo(1.0, 4.0)), _TOKEN, 'type = "cispo"', "bounds 0 and 5"),
     Row(
         "ipo+sc",
-        _centered({"name": "ipo", "delta": 0.3}),
+        _centered(_IPO),
         _TOKEN,
         setting="score_centering = true",
-        note=f"over the set that the sampler kept: exact; {_CAPPED}",
+        note="over the set that the sampler kept: exact",
     ),
     Row(
         "ipo+kl",
-        _squared({"name": "ipo", "delta": 0.1}, 1e-3, anchor="rollout"),
+        _squared({"name": "ipo", "delta": 0.1, "ceiling": None}, 1e-3, anchor="rollout"),
         _TOKEN,
         setting="eps = 0.1, kl_tau = 1e-3",
         note="the default from 2026-08-27 to 2026-09-18",
@@ -421,11 +418,17 @@ _TINKER = (
         "importance_sampling",
         {"name": "importance_sampling", "anchor": "rollout"},
         "sum",
-        note="the default of its cookbook",
+        note="the default of its cookbook before 0.6",
     ),
     Row("ppo", _sampler(_CLIP), "sum"),
     Row("cispo", _sampler(_cispo(1.0, 3.0)), "sum"),
     Row("dro", _squared("reinforce", 0.025, anchor="rollout"), "sum", "beta 0.05"),
+    Row(
+        "stable_reinforce",
+        None,
+        "sum",
+        note="its server's, unpublished; the default of its cookbook since 0.6",
+    ),
 )
 
 _UNSLOTH = (

@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from trustclip.constraints.base import Reduce, Trait, UpToOne, definition
+from trustclip.constraints.base import AboveOne, Reduce, Trait, UpToOne, definition
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.compose import Composite
 from trustclip.constraints.registry import Part
@@ -66,6 +66,9 @@ class Anchored(Composite):
       anchor: ``"rollout"``; ``"interpolated"``, which needs ``batch.lag``; ``"average"``, which
         needs ``batch.logp_average``; ``"old"`` leaves ``inner`` as it is.
       decay: $\beta$ of ``"average"``, up to 1; 8/9 is eight updates on average.
+      ceiling: largest ratio to the anchor: ``inner`` sees that of a token beyond it as the ceiling.
+        1e4 in prime-rl, whose sampler is the anchor and gives rare tokens ratios of any size; None
+        for no limit.
 
     Raises:
       ValueError: ``inner`` needs an exact divergence or entropy of the old policy, or statistics of
@@ -93,6 +96,7 @@ class Anchored(Composite):
     inner: Part = Clip()
     anchor: Literal["rollout", "interpolated", "average", "old"] = "rollout"
     decay: UpToOne = 0.889
+    ceiling: AboveOne | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,7 +132,10 @@ class Anchored(Composite):
         return inner
 
     def _against_anchor(self, batch: TokenBatch) -> TokenBatch:
-        """The batch with the anchor in place of the old policy."""
+        """The batch with the anchor in place of the old policy, and no ratio above the ceiling."""
+        return self._moved(batch).capped(self.ceiling)
+
+    def _moved(self, batch: TokenBatch) -> TokenBatch:
         if self.anchor == "average":
             return replace(batch, logp_old=batch.given("logp_average"))
         if self.anchor != "interpolated":

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from trustclip.constraints import divergences, gates
 from trustclip.constraints.base import (
+    AboveOne,
     Method,
     Positive,
     Trait,
@@ -21,14 +22,16 @@ class IPO(Method):
     r"""IPO: no gradient for a token whose probability has moved too far from the sampler's.
 
     $$
-    J_t = w_t A_t\, \mathbf 1[\, |q_t - p_t| \le \delta \,], \qquad w_t = q_t / p_t
+    J_t = \min(w_t, C)\, A_t\, \mathbf 1[\, |q_t - p_t| \le \delta \,], \qquad w_t = q_t / p_t
     $$
 
     with $q$ the token's probability now and $p$ that under the policy that sampled it. The default
     of prime-rl, which has two policies: between sampling and the update nothing is recomputed, so
     the region is one around the sampler and $w$ undoes its mismatch as well. Strict: steps back
-    towards $p$ are dropped too, unlike in ``dppo``. Against the proximal policy it is ``bandpo``
-    with total variation, the strict side and no ceiling.
+    towards $p$ are dropped too, unlike in ``dppo``. A token that was next to impossible for the
+    sampler stays inside the region whatever its ratio: with $p = e^{-25}$ and $q = 0.2$ that is
+    $10^{10}$, so a kept token weighs $C$ at most. Without $C$ and against the proximal policy it is
+    ``bandpo`` with total variation, the strict side and no ceiling.
 
     prime-rl can add a penalty $\tau \log^2 w$ on all tokens, dropped ones included: $\tau$ was
     $10^{-3}$ in its configuration until September 2026, and is 0 since.
@@ -36,6 +39,8 @@ class IPO(Method):
     Args:
       delta: $\delta$, largest change of the probability. 0.3 in prime-rl since September 2026,
         0.1 before.
+      ceiling: $C$, largest weight, prime-rl's ``max_importance_ratio``; None for no limit, as in
+        prime-rl until August 2026.
       anchor: ``"rollout"`` (prime-rl): p is the sampler's; ``"old"``: the proximal policy's.
 
     Example:
@@ -56,6 +61,7 @@ class IPO(Method):
     per_token = ("delta",)
 
     delta: Positive = 0.3
+    ceiling: AboveOne | None = 1e4
     anchor: Anchor = "rollout"
 
     @property
@@ -68,7 +74,7 @@ class IPO(Method):
 
     @property
     def twins(self) -> Twins:
-        if self.anchor == "rollout":
+        if self.anchor == "rollout" or self.ceiling is not None:
             return {}
         band = {"divergence": "tv", "delta": self.delta, "ceiling": None, "side": "strict"}
         return {"trustclip": {"name": "bandpo", **band}}
@@ -79,4 +85,4 @@ class IPO(Method):
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         batch = batch.against(self.anchor)
         change = divergences.binary_tv(batch.logp_old, batch.logp.detach())  # [batch, time]
-        return gates.hard(batch, change <= self.delta)
+        return gates.hard(batch.capped(self.ceiling), change <= self.delta)

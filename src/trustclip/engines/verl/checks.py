@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -25,7 +26,8 @@ from trustclip.engines.verl.limits import (
 from trustclip.support.names import nearest, unknown
 
 #: Oldest and first unknown release of verl that the entry point and the loss's call are known for.
-RELEASES = ((0, 9), (0, 10))
+#: verl 0.9.0 takes GSPO's mean by sequences, whatever ``loss_agg_mode`` says.
+RELEASES = ((0, 9, 1), (0, 10))
 
 #: verl's own policy losses in those releases.
 BUILT_IN = (
@@ -148,9 +150,9 @@ def _environment(verl: Installed) -> Iterator[Remark]:
     if verl.version is None:
         yield Remark("note", "verl is not installed here: its own registry was not checked.")
         return
-    release = tuple(int(part) for part in verl.version.split(".")[:2])
+    release = tuple(int(part) for part in re.findall(r"\d+", verl.version)[:3])
     if not RELEASES[0] <= release < RELEASES[1]:
-        yield Remark("note", f"verl {verl.version} is untested; known to work: 0.9.")
+        yield Remark("note", f"verl {verl.version} is untested; known to work: 0.9 from 0.9.1 on.")
 
 
 def _other_loss(mode: object, settings: Mapping[str, Any], verl: Installed) -> Iterator[Remark]:

@@ -47,6 +47,7 @@ def test_the_doctor_of_a_launcher_names_missing_packages(monkeypatch, tmp_path, 
     shown = capsys.readouterr().out
     assert "error: the sink 'wandb'" in shown and "pip install wandb" in shown
     assert "1 error\n" in shown
+    assert doctor(["--distributed", str(recipe), "--rl.sink", "none"]) == 0  # options over the file
 
 
 @pytest.mark.parametrize("world", [CPUS, GPUS, World(["a cpu"])])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trustclip.cli.arguments import changes_of, parse
+from trustclip.support.settings import Source, build
 from trustclip.support.terminal import say
 from trustclip.train.settings.stages import EvalSettings, Recipe, RLStage
 
@@ -17,24 +18,12 @@ if TYPE_CHECKING:
     from trustclip.engines.remarks import Remark
 
 
-@dataclasses.dataclass
-class Job:
-    """The processes of a job, as its launcher started them, against settings of training."""
+_DISTRIBUTED = """\
+usage: trustclip doctor --distributed RECIPE [--SECTION.NAME VALUE ...]
+       trustclip doctor --distributed [--NAME VALUE ...]
 
-    method: str = "atr"
-    """Name of the constraint."""
-    per_device_train_batch_size: int = 8
-    """Completions per micro-batch and rank."""
-    num_generations: int = 8
-    """Completions per prompt."""
-    gradient_accumulation_steps: int = 4
-    """Micro-batches per update."""
-    steps_per_generation: int | None = None
-    """Micro-batches per generation; gradient-accumulation-steps when unset."""
-    num_iterations: int = 2
-    """Passes over a generation."""
-    use_vllm: bool = False
-    """Generate with vLLM."""
+Check the processes of a job, as its launcher started them, against a recipe or against settings of
+training: those of trustclip rl --help, such as --method, --num-generations and --use-vllm."""
 
 
 def distributed(arguments: Sequence[str]) -> "list[Remark] | None":
@@ -46,16 +35,18 @@ def distributed(arguments: Sequence[str]) -> "list[Remark] | None":
     from trustclip.engines.limits import check
     from trustclip.engines.remarks import Remark
     from trustclip.train.checks import absent
-    from trustclip.train.files import load_recipe
+    from trustclip.train.files import ALIASES, load_recipe
     from trustclip.train.preflight.ranks import Load, describe, inspect_ranks, remarks
 
+    if {"-h", "--help"} & set(arguments):
+        say(_DISTRIBUTED)
+        raise SystemExit(0)
     if arguments and not arguments[0].startswith("-"):
-        stage = load_recipe(Path(arguments[0])).rl
-        if stage is None:
-            raise ValueError(f"{arguments[0]} has no section `rl` to distribute.")
+        _, changes = changes_of(arguments[1:], Recipe, ALIASES)
+        stage = load_recipe(Path(arguments[0]), changes).rl
     else:
-        options = parse(Job, arguments, "doctor --distributed")
-        stage = RLStage(dataset="arithmetic", **dataclasses.asdict(options))
+        _, changes = changes_of(arguments, RLStage)
+        stage = build(RLStage, {"dataset": "arithmetic"}, Source(changes=changes))
         check(stage.method, "TRL")
     load = Load(
         stage.method,

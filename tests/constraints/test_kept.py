@@ -1,6 +1,7 @@
 """``kept`` false means coefficient 0, whatever is around what, and traits say what else can be."""
 
 import dataclasses
+import warnings
 
 import pytest
 import torch
@@ -110,13 +111,19 @@ VARIANTS = ("gspo_token", "gspo")
 
 
 @pytest.mark.parametrize("name", ["logp", "logp_old", "logp_rollout"])
-def test_losses_in_place_of_log_probabilities_are_refused_by_the_check(name: str) -> None:
+def test_losses_in_place_of_log_probabilities_are_named(name: str) -> None:
     right = tokens(tc.method("icepop"), "of the sequence")
     right = dataclasses.replace(right, logp_rollout=right.logp_old - 0.1)
     assert tc.check(tc.method("icepop"), [right])
-    wrong = dataclasses.replace(right, **{name: -getattr(right, name)})
-    with pytest.raises(ValueError, match=f"`{name}` is above 0, up to .*minus the loss"):
+    words = f"`{name}` has numbers above 0.5, .* minus the loss"
+    with pytest.warns(UserWarning, match=words):
+        wrong = dataclasses.replace(right, **{name: -getattr(right, name)})
+    with pytest.raises(ValueError, match=words):
         tc.check(tc.method("icepop"), [wrong])
-    assert tc.check(tc.method("icepop"), [wrong], density=True)
-    rounded = dataclasses.replace(right, **{name: right.logp.clamp(max=0) * 0 + 1e-4})
-    tc.check(tc.method("icepop"), [rounded])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tc.check(tc.method("icepop"), [dataclasses.replace(wrong, density=True)])
+        z = torch.linspace(0, 128, 40_001)  # of a sure token: its logit is the logsumexp
+        rounded = torch.full_like(right.logp, (z - z.bfloat16()).max().item())
+        assert rounded.max() > 0.2
+        tc.check(tc.method("icepop"), [dataclasses.replace(right, **{name: rounded})])

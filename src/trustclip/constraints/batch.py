@@ -1,6 +1,7 @@
 """Input and output of a method: typed, frozen, every tensor ``[batch, time]``."""
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
@@ -28,6 +29,14 @@ FLOATS = (
 )
 #: Those of them through which a gradient flows.
 _WITH_GRADIENT = ("logp", "kl_old_new", "kl_new_old")
+
+#: Those of them that are log-probabilities of the sampled token.
+_LOGPS = ("logp", "logp_old", "logp_rollout", "logp_average")
+
+#: A log-probability above this is no rounding: a logit of up to 128 less a logsumexp in bfloat16 is
+#: above 0 by at most 0.25. Of losses, probabilities or logits in place of log-probabilities nearly
+#: every batch has larger ones.
+_NO_ROUNDING = 0.5
 
 #: Fields of every batch.
 _REQUIRED = ("logp", "logp_old", "advantages", "mask")
@@ -93,9 +102,14 @@ class TokenBatch:
       statistics: numbers measured over more tokens than this batch holds, by name; see
         `Method.statistics`.
       packing: where the tokens stood in the packed sequences; set by `packed`.
+      density: whether the log-probabilities are log-densities of continuous actions.
 
     Raises:
       ValueError: a field is no tensor of the shape and kind it needs; the message names it.
+
+    Warns:
+      UserWarning: a field of log-probabilities holds what is none; see `not_logarithms`. Only on a
+        CPU: a GPU would have to be waited for. `trustclip.check` looks there.
 
     Example:
       >>> batch = TokenBatch(
@@ -123,6 +137,7 @@ class TokenBatch:
     candidates: Candidates | None = field(default=None, kw_only=True)
     statistics: Mapping[str, Tensor] | None = field(default=None, kw_only=True)
     packing: Packing | None = field(default=None, kw_only=True)
+    density: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         _check_tensor("logp", self.logp)
@@ -146,6 +161,9 @@ class TokenBatch:
         for name, value in values.items():
             tensor = value if name in _WITH_GRADIENT else value.detach()
             object.__setattr__(self, name, zero_masked(tensor, self.mask))
+        waits = self.logp.device.type != "cpu" or torch.compiler.is_compiling()
+        if not waits and (problem := self.not_logarithms()):
+            warnings.warn(problem, stacklevel=3)
 
     @classmethod
     def packed(
@@ -195,13 +213,13 @@ class TokenBatch:
         mask = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask
         required = zip(_REQUIRED, (logp, logp_old, advantages, mask), strict=True)
         arguments = {**dict(required), **{k: v for k, v in optional.items() if v is not None}}
-        statistics = arguments.pop("statistics", None)
+        apart = {k: arguments.pop(k) for k in ("statistics", "density") if k in arguments}
         if isinstance(candidates := arguments.pop("candidates", None), Candidates):
             candidates = candidates.map(packing.pad_candidates)
         for name, value in arguments.items():
             _check_tensor(name, value)
             arguments[name] = packing.pad(name, value)
-        return cls(**arguments, statistics=statistics, packing=packing, candidates=candidates)
+        return cls(**arguments, **apart, packing=packing, candidates=candidates)
 
     def pack(self, x: Tensor) -> Tensor:
         """Values of each token, of a loss or of a gate, in the packed order. Shape [tokens].
@@ -212,6 +230,23 @@ class TokenBatch:
         if self.packing is None:
             raise ValueError("this batch was not packed: see TokenBatch.packed.")
         return self.packing.pack(x)
+
+    def not_logarithms(self) -> str | None:
+        """A sentence about the first field of log-probabilities with a number above 0.5, or None.
+
+        Rounding can make a number above 0, but none as large; a log-density can be.
+        """
+        for name in () if self.density else _LOGPS:
+            value = getattr(self, name)
+            if value is None or not value.numel():
+                continue
+            if value.detach().nan_to_num(nan=0.0).max().item() > _NO_ROUNDING:
+                return (
+                    f"`{name}` has numbers above {_NO_ROUNDING}, and a log-probability is at most "
+                    "0. Pass minus the loss that `cross_entropy` gives, or `density=True` if these "
+                    "are log-densities of continuous actions."
+                )
+        return None
 
     @property
     def finite(self) -> Tensor:

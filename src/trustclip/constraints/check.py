@@ -53,21 +53,16 @@ class Check:
         )
 
 
-#: A log-probability above this is more than a rounding of 0.
-_ABOVE_ONE = 1e-3
-
-
-def check(method: Method, batches: Iterable[TokenBatch], density: bool = False) -> Check:
+def check(method: Method, batches: Iterable[TokenBatch]) -> Check:
     """Whether a constraint acts on the batches of a training loop, or is inert.
 
     Args:
       method: the constraint.
       batches: of all updates on some samples: in the first of them, every ratio is 1.
-      density: whether they hold log-densities of continuous actions, which may be above 0.
 
     Raises:
-      ValueError: a log-probability is above 0, by more than a rounding (0.001), or a field that the
-        method requires is missing.
+      ValueError: a log-probability is above 0, by more than a rounding (see
+        `TokenBatch.not_logarithms`), or a field that the method requires is missing.
 
     Example:
       >>> import trustclip as tc
@@ -83,8 +78,8 @@ def check(method: Method, batches: Iterable[TokenBatch], density: bool = False) 
     furthest = 0.0
     for batch in batches:
         batch.require(*method.requires)
-        if not density:
-            _refuse_above_one(batch)
+        if problem := batch.not_logarithms():
+            raise ValueError(problem)
         finite = batch.finite
         with torch.no_grad():
             distance = torch.where(finite, batch.log_ratio.abs(), 0.0)  # [batch, time]
@@ -94,15 +89,3 @@ def check(method: Method, batches: Iterable[TokenBatch], density: bool = False) 
         gated += int(cut.sum())
         furthest = max(furthest, float(distance.max())) if distance.numel() else furthest
     return Check(method, tokens, moved, gated, furthest)
-
-
-def _refuse_above_one(batch: TokenBatch) -> None:
-    for name in ("logp", "logp_old", "logp_rollout"):
-        values = getattr(batch, name)
-        above = None if values is None else values[batch.mask & (values > _ABOVE_ONE)]
-        if above is not None and above.numel():
-            raise ValueError(
-                f"`{name}` is above 0, up to {above.max():.3g}, on {above.numel():,} tokens: "
-                "probabilities above 1. Pass log-probabilities, which are minus the loss that "
-                "`cross_entropy` gives, or `density=True` for log-densities of continuous actions."
-            )

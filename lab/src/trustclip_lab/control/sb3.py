@@ -229,7 +229,12 @@ class _Updates:
             optional |= self.exact()
         mask = torch.ones_like(keys, dtype=torch.bool)[:, None]
         return TokenBatch(  # every field [batch, 1]
-            logp[:, None], self.data.old_log_prob[:, None], a[:, None], mask, **optional
+            logp[:, None],
+            self.data.old_log_prob[:, None],
+            a[:, None],
+            mask,
+            **optional,
+            density=isinstance(self._model.action_space, spaces.Box),
         )
 
     def exact(self) -> dict[str, Tensor]:

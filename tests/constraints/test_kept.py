@@ -62,16 +62,10 @@ def tokens(method: tc.Method, advantages: str) -> tc.TokenBatch:
     return batch_for(method, new, old, grid, torch.arange(9) < lengths)
 
 
-@pytest.mark.parametrize("advantages", ["of the sequence", "of the token"])
 @every_composition
-def test_a_dropped_token_has_no_gradient(method: tc.Method, advantages: str) -> None:
-    batch = tokens(method, advantages)
-    got, dropped = tc.coefficient(method, batch), ~method.surrogate(batch).kept & batch.mask
-    if tc.Trait.REVERSES not in method.traits:
-        assert not got[dropped].any()
-        assert (got * batch.advantages >= 0).all(), "against its advantage"
-    if tc.Trait.MOVES_WITHOUT_ADVANTAGE not in method.traits:
-        assert not got[batch.advantages == 0].any()
+def test_every_method_and_composition_is_right(method: tc.Method) -> None:
+    found = tc.check(method)
+    assert found, str(found)
 
 
 @pytest.mark.parametrize("name", ["icepop", "kpop", "erc", "both"])

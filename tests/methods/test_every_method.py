@@ -88,14 +88,6 @@ def test_a_coefficient_of_an_own_token_needs_no_other(method: tc.Method) -> None
 
 
 @every_method
-def test_a_gated_token_has_no_gradient(method: tc.Method) -> None:
-    if tc.Trait.REVERSES in method.traits:
-        pytest.skip("pulls back, or pays for moving, beyond its gate")
-    batch = random_batch(method)
-    assert not tc.coefficient(method, batch)[~method.surrogate(batch).kept].any()
-
-
-@every_method
 def test_only_the_current_log_probability_is_trained(method: tc.Method) -> None:
     """The same tensor in every field: what a user without a second policy hands over."""
     clean = random_batch(method)
@@ -350,27 +342,6 @@ def test_the_order_of_sequences_does_not_matter(method: tc.Method) -> None:
 
 
 @every_method
-def test_padding_does_not_matter(method: tc.Method) -> None:
-    batch = random_batch(method)
-
-    def pad(tensor: Tensor) -> Tensor:
-        rubbish = torch.full((8, 3), math.nan) if tensor.is_floating_point() else torch.zeros(8, 3)
-        return torch.cat([tensor, rubbish.to(tensor.dtype)], dim=1)
-
-    padded = changed(batch, pad)
-    want, got = method.surrogate(batch), method.surrogate(padded)
-    assert torch.equal(got.kept, pad(want.kept))
-    torch.testing.assert_close(got.objective[:, :11], want.objective, rtol=1e-13, atol=1e-13)
-    assert not got.objective[:, 11:].any()
-    torch.testing.assert_close(
-        tc.coefficient(method, padded)[:, :11],
-        tc.coefficient(method, batch),
-        rtol=1e-13,
-        atol=1e-13,
-    )
-
-
-@every_method
 def test_metrics_of_micro_batches_add_up(method: tc.Method) -> None:
     batch = random_batch(method)
     if method.statistics_over is not None:
@@ -495,19 +466,3 @@ def test_precision(method: tc.Method, given: torch.dtype, computed: torch.dtype)
     assert method.surrogate(batch).objective.dtype == computed
     assert tc.coefficient(method, batch).dtype == computed
     assert tc.policy_loss(method, batch).value.dtype == computed
-
-
-@every_method
-def test_a_row_is_its_own(method: tc.Method) -> None:
-    """What engines rely on when they leave completions out that cannot matter."""
-    if method.statistics_over == "micro_batch":
-        return
-    batch = random_batch(method)
-    if method.statistics_over == "generation":
-        batch = dataclasses.replace(batch, statistics=method.statistics(batch))
-    whole = tc.coefficient(method, batch)
-    still = batch.advantages == 0
-    assert tc.Trait.MOVES_WITHOUT_ADVANTAGE in method.traits or not whole[still].any()
-    rows = torch.tensor([0, 2, 3, 6])
-    some = dataclasses.replace(changed(batch, lambda x: x[rows]), statistics=batch.statistics)
-    assert torch.allclose(tc.coefficient(method, some), whole[rows], rtol=1e-12)

@@ -1,6 +1,5 @@
 """Every method in every variant, and batches that suit it: shared by the tests of all methods."""
 
-import dataclasses
 import typing
 
 import oracle
@@ -9,7 +8,9 @@ import torch
 from torch import Tensor
 
 import trustclip as tc
-from trustclip.constraints.candidates import Candidates
+from trustclip.constraints.probes import batch_for as batch_for
+from trustclip.constraints.probes import candidates_for as candidates_for
+from trustclip.constraints.probes import changed as changed
 
 #: Variants that a walk over the choices of a field does not reach.
 MORE = [
@@ -157,43 +158,6 @@ every_name = pytest.mark.parametrize("name", tc.methods())
 known_to_oracle = pytest.mark.parametrize("method", [m for m in ALL if known(m)], ids=label)
 
 
-def batch_for(
-    method: tc.Method, logp: Tensor, logp_old: Tensor, advantages: Tensor, mask: Tensor
-) -> tc.TokenBatch:
-    """A batch with exactly the optional fields that the method says it requires."""
-    x = torch.where(mask, (logp - logp_old).detach(), 0.0)
-    rows, columns = logp.shape
-    places = torch.arange(x.numel()).view_as(x)
-    entropy = 1.0 + 0.5 * torch.sin(places).to(x)
-    optional = {
-        "entropy": entropy,
-        "entropy_old": entropy * (0.3 * torch.sin(5 * x)).exp(),  # the same where the policy is
-        "kl_old_new": 0.4 * x**2,
-        "kl_new_old": 0.6 * x**2,
-        "top_k_kl": 0.3 * x**2,
-        "top_k_tv": 0.4 * x.abs(),
-        "logp_rollout": logp_old.detach() + torch.sin(places).to(x),
-        "logp_average": logp_old.detach() + 0.3 * torch.cos(places).to(x),
-        "groups": (torch.arange(rows)[:, None] // 2).expand(rows, columns),
-        "keys": places,
-        "lag": (torch.arange(rows)[:, None] % 4).expand(rows, columns),
-        "candidates": candidates_for(logp_old),
-    }
-    needed: dict[str, typing.Any] = {name: optional[name] for name in method.requires}
-    if tc.Trait.NEEDS_KL_GRADIENT in method.traits:
-        needed["kl_old_new"].requires_grad_()  # stands for a graph that leads to the logits
-    return tc.TokenBatch(logp, logp_old, advantages, mask, **needed)
-
-
-def candidates_for(logp_old: Tensor) -> Candidates:
-    """Four likely tokens at each position, a little apart under the three policies."""
-    places = torch.arange(4 * logp_old.numel()).view(*logp_old.shape, 4).to(logp_old)
-    old = (torch.sin(places) - 2.5).to(logp_old)
-    return Candidates(
-        old + 0.3 * torch.sin(3 * places), old, old + 0.2 * torch.sin(7 * places), partial=True
-    )
-
-
 def random_batch(method: tc.Method, dtype: torch.dtype = torch.float64) -> tc.TokenBatch:
     """Eight sequences of up to eleven tokens: holes, padding, an empty one, a zero advantage."""
     torch.manual_seed(7)
@@ -205,21 +169,6 @@ def random_batch(method: tc.Method, dtype: torch.dtype = torch.float64) -> tc.To
     mask[0, 3] = mask[3, 0] = False
     grid = advantages[:, None].expand(8, 11)
     return batch_for(method, logp.to(dtype), logp_old.to(dtype), grid.to(dtype), mask)
-
-
-def changed(batch: tc.TokenBatch, change: typing.Callable[[Tensor], Tensor]) -> tc.TokenBatch:
-    """The batch with ``change`` made to every tensor it holds."""
-    held = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-    tensors = {name: value for name, value in held.items() if isinstance(value, Tensor)}
-    after: dict[str, typing.Any] = {name: change(value) for name, value in tensors.items()}
-    if batch.candidates is not None:
-        after["candidates"] = batch.candidates.map(lambda x: of_each(change, x))
-    return tc.TokenBatch(**after)
-
-
-def of_each(change: typing.Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A change of what is [batch, time] made to that of every candidate."""
-    return torch.stack([change(part) for part in x.unbind(dim=2)], dim=2)
 
 
 def astuple(batch: tc.TokenBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,40 +1,58 @@
-"""One line for any training loop: does the constraint act on its batches at all?"""
+"""One line for any method and any training loop: is the method right, and does it act?"""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.batch import TokenBatch
+from trustclip.constraints.contract import Fault, ask, faults, of_tokens
 from trustclip.constraints.diagnostics import ROUNDING
+from trustclip.constraints.registry import as_method
 
 
 @dataclass(frozen=True)
 class Check:
-    """What a method did on some batches; true where it acted, and a sentence as text.
+    """Whether a method is right, and acted on some batches; a sentence for each fault as text.
+
+    True where the method has no fault, and acted if there were batches.
 
     Args:
       method: the method.
-      tokens: unmasked, with finite numbers.
+      faults: rules of the contract that it breaks.
+      tokens: unmasked, with finite numbers; None where no batches were given.
       moved: those of them with a ratio other than 1, but for rounding.
       gated: those of them whose gradient was cut.
       furthest: the largest absolute log-ratio, nats.
     """
 
     method: Method
-    tokens: int
-    moved: int
-    gated: int
-    furthest: float
+    faults: tuple[Fault, ...] = ()
+    tokens: int | None = None
+    moved: int = 0
+    gated: int = 0
+    furthest: float = 0.0
 
     def __bool__(self) -> bool:
+        return not self.faults and (self.tokens is None or self._acts)
+
+    @property
+    def _acts(self) -> bool:
         if self.gated or (self.tokens and Trait.ACTS_ON_POLICY in self.method.traits):
             return True
         return self.moved > 0 and Trait.CUTS not in self.method.traits
 
     def __str__(self) -> str:
         name = repr(self.method.name)
+        if self.faults:
+            return "\n- ".join([f"{name} is wrong.", *map(str, self.faults)])
+        if self.tokens is None:
+            return (
+                f"{name} is right: its gradient, its gate and what it declares agree on small "
+                "batches. (Whether the formula is the one you meant, no check can know.)"
+            )
         if not self.tokens:
             return f"{name} is inert: no token is unmasked."
         if self:
@@ -53,11 +71,20 @@ class Check:
         )
 
 
-def check(method: Method, batches: Iterable[TokenBatch]) -> Check:
-    """Whether a constraint acts on the batches of a training loop, or is inert.
+def check(
+    method: Method | str | Mapping[str, Any],
+    batches: Iterable[TokenBatch] | None = None,
+) -> Check:
+    """Whether a method is right; with the batches of a training loop, also whether it acts on them.
+
+    The method is tried on small made-up batches: ragged, padded on either side, with and without
+    advantage, at ratio 1 and far from it. `kept` is compared with the gradient, the gradient with
+    the advantage; more padding and other completions must change nothing. What a method declares
+    (`Method.traits`, `Method.requires`, `Method.statistics_over`) is allowed to it. Takes less than
+    a second.
 
     Args:
-      method: the constraint.
+      method: the constraint, its name, or a mapping; see `trustclip.as_method`.
       batches: of all updates on some samples: in the first of them, every ratio is 1.
 
     Raises:
@@ -66,26 +93,38 @@ def check(method: Method, batches: Iterable[TokenBatch]) -> Check:
 
     Example:
       >>> import trustclip as tc
+      >>> assert check("atr")
+      >>> @tc.definition
+      ... class Negated(tc.Method):
+      ...     def surrogate(self, batch):
+      ...         return tc.gates.score_function(batch, -torch.ones_like(batch.logp))
+      >>> print(check(Negated()).faults[0])
+      The gradient goes against the advantage (ratio 0.9903, advantage -1.196, kept True, \
+coefficient 1.196).
       >>> logp = torch.tensor([[-1.0, -2.0]])
       >>> ones, mask = torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool)
       >>> batches = [TokenBatch(logp, logp, ones, mask)]
-      >>> print(str(check(tc.method("atr"), batches))[:51])
+      >>> print(str(check("atr", batches))[:51])
       'atr' is inert: the ratio is 1 on all 2 tokens. Pas
       >>> batches.append(TokenBatch(logp + 0.5, logp, ones, mask))
-      >>> assert check(tc.method("atr"), batches)
+      >>> assert check("atr", batches)
     """
+    method = as_method(method)
+    found = faults(method)
+    if found or batches is None:
+        return Check(method, found)
     tokens = moved = gated = 0
     furthest = 0.0
     for batch in batches:
         batch.require(*method.requires)
         if problem := batch.not_logarithms():
             raise ValueError(problem)
+        answer = ask(method, batch)
+        found = found or tuple(of_tokens(method, answer))
         finite = batch.finite
-        with torch.no_grad():
-            distance = torch.where(finite, batch.log_ratio.abs(), 0.0)  # [batch, time]
-            cut = finite & ~method.surrogate(batch).kept
+        distance = torch.where(finite, batch.log_ratio.detach().abs(), 0.0)  # [batch, time]
         tokens += int(finite.sum())
         moved += int((distance > ROUNDING).sum())
-        gated += int(cut.sum())
+        gated += int((finite & ~answer.kept).sum())
         furthest = max(furthest, float(distance.max())) if distance.numel() else furthest
-    return Check(method, tokens, moved, gated, furthest)
+    return Check(method, found, tokens, moved, gated, furthest)

@@ -42,6 +42,19 @@ def gradients(methods: Iterable[Method], batch: TokenBatch) -> Iterator[tuple[Te
         batch.require(*method.requires)
         with torch.enable_grad():
             surrogate = method.surrogate(prepared)
-            # The methods share the graph that prepares the batch.
-            (c,) = torch.autograd.grad(surrogate.objective.sum(), leaf, retain_graph=True)
+        c = derivative(surrogate.objective, leaf)
+        if c is None:
+            raise ValueError(
+                f"the objective of {method.name!r} has no gradient: it is detached from "
+                "`batch.logp`. See trustclip check."
+            )
         yield c, surrogate
+
+
+def derivative(objective: Tensor, leaf: Tensor) -> Tensor | None:
+    """The derivative of the sum of an objective, whose graph stays; None where it has none."""
+    if not objective.requires_grad:
+        return None
+    # Several methods share the graph that prepares the batch.
+    with torch.enable_grad():
+        return torch.autograd.grad(objective.sum(), leaf, retain_graph=True, allow_unused=True)[0]

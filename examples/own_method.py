@@ -1,5 +1,6 @@
 """A constraint of one's own: an interval of the ratio that closes over the completion.
 
+    trustclip check examples/own_method.py:Narrowing
     trustclip demo --method examples/own_method.py:Narrowing
 
 Early tokens decide what the later ones are about, so they may move by `first` and the last one by
@@ -8,7 +9,7 @@ Early tokens decide what the later ones are about, so they may move by `first` a
 
 import torch
 
-from trustclip import Method, Surrogate, TokenBatch, definition, gates
+from trustclip import Method, Surrogate, TokenBatch, Trait, definition, gates
 from trustclip.constraints.base import Positive
 
 
@@ -23,6 +24,10 @@ class Narrowing(Method):
 
     first: Positive = 0.4
     last: Positive = 0.1
+
+    @property
+    def traits(self) -> Trait:
+        return Trait.CUTS | Trait.SEES_OTHERS  # a token's bound depends on where it stands
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         mask = batch.mask

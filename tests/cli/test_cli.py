@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
+import wrong_methods
 from commands import trustclip
 from patience import NEVER
 from ports import free_port
@@ -55,6 +56,15 @@ def test_bounds_prints_the_interval_and_its_twins():
     for settings in (twins["TRL"], twins["verl"]):
         assert " ".join(f"{key}={value}" for key, value in settings.items()) in done.stdout
     assert "clip_higher --low 0.329028261750" in done.stdout
+
+
+def test_check_says_what_is_wrong_with_a_method_of_ones_own(capsys):
+    file = str(Path(wrong_methods.__file__).resolve())
+    assert main(["check", f"{file}:MeanOverPadding", "--bound", "0.05"]) == 1
+    said = capsys.readouterr().out
+    assert ":MeanOverPadding' is wrong.\n- The result depends on masked tokens" in said
+    assert main(["check", "tis", "--inner", f"{file}:Right"]) == 0
+    assert capsys.readouterr().out.startswith("'tis' passes")
 
 
 def test_bounds_by_probability():
@@ -220,7 +230,7 @@ def test_output_in_ascii_says_the_same():
     assert done.stdout.split() == [b"-+-deltae?"], done.stderr
 
 
-@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"bench", "bounds", "suggest"}))
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"bench", "bounds", "check", "suggest"}))
 def test_wrong_usage_is_one_sentence(name, capsys):
     assert main([name, "--nope", "1"]) == 2
     said = capsys.readouterr().err

@@ -26,6 +26,7 @@ LINES = (
     "methods --engines",
     "bounds atr --delta 0.07",
     'bounds atr --delta "{controller: target_gate, share: 0.02}"',
+    "check atr",
     "doctor --num-iterations 1",
     "doctor --sampler pairs.jsonl --length 8",
 )

@@ -38,6 +38,16 @@ def test_the_example_method_works_as_a_users_own(tmp_path, monkeypatch):
     sys.modules.pop("my_hellinger", None)
 
 
+def test_the_page_shows_what_the_check_says_of_its_example(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for sign, status in (("", 0), ("-", 1)):
+        text = EXTEND.replace("batch.advantages", f"{sign}batch.advantages")
+        Path("my_file.py").write_text(text)
+        assert main(["check", "my_file.py:Hellinger"]) == status
+        assert capsys.readouterr().out in (ROOT / "docs/extend.md").read_text()
+        sys.modules.pop("my_file.py")
+
+
 @pytest.mark.slow
 def test_the_trl_example_runs_as_printed_on_the_real_model(tmp_path, monkeypatch):
     from trustclip.train.settings.pretrained import PRETRAINED

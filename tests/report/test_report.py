@@ -36,6 +36,7 @@ from trustclip.report.draw.figures import save
 from trustclip.report.draw.marks import Figure, Mark, Panel
 from trustclip.report.page import write_page
 from trustclip.report.tables import Cell, Table, TableRow, latex, markdown
+from trustclip.support.consent import consent
 from trustclip.support.jsonl import append_jsonl, write_json
 
 ATR = {"name": "atr", "delta": 0.07}
@@ -332,6 +333,23 @@ def test_figure_1_jumps_where_the_interval_ends(report):
         for x in (min(near), max(near)):
             kept = (x < edge) if bound else (x > edge)
             assert weights[x] == pytest.approx(x if kept else 0)
+
+
+def test_figure_1_says_who_is_missing_and_why(tmp_path):
+    """A method from a file is drawn with consent only; one that goes below 0 is seen."""
+    own = {"name": "wrong_methods:Negated"}
+    paths = [make_run(tmp_path / "own", Spec(own)), make_run(tmp_path / "atr", Spec(ATR))]
+    with consent():
+        figure = plots.constraint_figure(group_runs([*map(read_run, paths)]))
+        build(paths[:1], tmp_path / "report")  # with nothing to draw, the sentence remains
+    assert figure is not None and {m.name for m in figure.panels[0].marks} == {"atr δ=0.07"}
+    words = "wrong_methods:Negated is not drawn: 'wrong_methods:Negated' would import the Python"
+    assert words in figure.caption and figure.caption.endswith("allow it with --allow-code.")
+    assert "Negated is not drawn: " in (tmp_path / "report/index.html").read_text()
+    with consent("wrong_methods:Negated"):
+        figure = plots.constraint_figure(group_runs([*map(read_run, paths)]))
+    assert figure is not None and "not drawn" not in figure.caption
+    assert figure.panels[0].y_range == (pytest.approx(-1.3, abs=0.02), 2.0)
 
 
 def test_curves_are_means_of_the_window_and_of_the_seeds(tmp_path):

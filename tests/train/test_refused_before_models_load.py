@@ -246,3 +246,34 @@ def test_a_folder_in_a_file_s_place(tmp_path, monkeypatch, capsys):
     Path("model").write_text("x")
     assert main(["rl", "--preset", "tiny", "--model", "model"]) == 2
     assert "Did you mean 'model'" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("SignInGate", "The gate is the wrong way round"),
+        ("Negated", "The gradient goes against the advantage"),
+        ("MeanOverPadding", "The result depends on masked tokens"),
+        ("AnotherKept", "`kept` does not match the gradient"),
+        ("Detached", "The objective has no gradient"),
+    ],
+)
+def test_a_method_of_ones_own_that_is_wrong_is_refused(name, words, tmp_path, capsys, loads):
+    method = f"wrong_methods:{name}"
+    assert run(tmp_path, "--method", method, "--dry-run") == 2
+    said = capsys.readouterr().err
+    assert f"'{method}' is wrong. {words}" in said and "Traceback" not in said
+    assert not (tmp_path / "run").exists() and not loads
+
+
+def test_a_suite_with_a_wrong_part_of_a_method_is_refused(tmp_path, capsys, loads):
+    recipe = Path(__file__).parents[2] / "recipes/tiny.yaml"
+    (tmp_path / "suite.yaml").write_text(
+        f"name: s\nrecipe: {recipe}\noutput_dir: out\nseeds: [0]\nmethods:\n"
+        "  right: {name: 'wrong_methods:Right'}\n"
+        "  wrong: {name: tis, inner: 'wrong_methods:SignInGate'}\n"
+    )
+    assert main(["suite", str(tmp_path / "suite.yaml"), "--dry-run", "--allow-code"]) == 2
+    said = capsys.readouterr().err
+    assert "'wrong_methods:SignInGate' is wrong. The gate is the wrong way round" in said
+    assert "Right" not in said and not loads

@@ -15,7 +15,7 @@ from trustclip.constraints.base import methods
 from trustclip.train.files import PRESETS
 
 #: Commands whose first argument chooses, and what it may be.
-FIRST: dict[str, tuple[str, ...]] = dict.fromkeys(("bounds", "suggest"), tuple(methods()))
+FIRST: dict[str, tuple[str, ...]] = dict.fromkeys(("bounds", "check", "suggest"), tuple(methods()))
 
 
 def script(shell: str) -> str:
@@ -54,7 +54,7 @@ def _add_own_arguments(
         inner.add_argument("--dry-run", action="store_true")
     if command in PRESETS:
         inner.add_argument("--preset", choices=tuple(PRESETS[command]))
-    if command in ("bounds", "suggest", "rl", "run"):
+    if command in (*FIRST, "rl", "run"):
         dotted = "method." if command in ("rl", "run") else ""
         hyper = {f.name for m in methods().values() for f in fields(m)}  # type: ignore[arg-type]
         for name in sorted(hyper):

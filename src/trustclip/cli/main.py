@@ -60,7 +60,8 @@ any command:
 exit status:
   0    done; or stopped by Ctrl-C or SIGTERM with everything saved, where the same command
        continues (demo, sft, rl, eval, run, resume)
-  1    a check failed (doctor), runs of a suite are not finished, or a bug, with its traceback
+  1    a check failed (check, doctor), runs of a suite are not finished, or a bug, with its
+       traceback
   2    a wrong setting or file, a full disk, a missing package, training that cannot go on:
        stated in one message; TRUSTCLIP_TRACEBACK=1 shows the traceback too
   130  Ctrl-C (143 SIGTERM) in any other command, or again while one is ending

@@ -67,6 +67,7 @@ _LIBRARY = {
     "power": ("evidence", "how many seeds would find a gap, from the runs of a pilot"),
     "methods": ("constraints", "the constraints and their hyper-parameters"),
     "bounds": ("constraints", "the ratio interval of a method, and its twin in TRL and verl"),
+    "check": ("constraints", "whether a method is right, such as one of your own: file.py:Class"),
     "doctor": ("machine", "versions, devices, and whether a schedule lets a constraint act"),
 }
 #: Commands that can be continued by the same command after SIGTERM or Ctrl-C.

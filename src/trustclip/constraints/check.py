@@ -20,7 +20,7 @@ class Check:
     True where the method has no fault, and acted if there were batches.
 
     Args:
-      method: the method.
+      method: the method, or the first of its parts that is wrong.
       faults: rules of the contract that it breaks.
       tokens: unmasked, with finite numbers; None where no batches were given.
       moved: those of them with a ratio other than 1, but for rounding.
@@ -50,8 +50,8 @@ class Check:
             return "\n- ".join([f"{name} is wrong.", *map(str, self.faults)])
         if self.tokens is None:
             return (
-                f"{name} is right: its gradient, its gate and what it declares agree on small "
-                "batches. (Whether the formula is the one you meant, no check can know.)"
+                f"{name} passes: its gradient, its gate and what it declares agree on small "
+                "batches. This check cannot know whether the formula is the one you meant."
             )
         if not self.tokens:
             return f"{name} is inert: no token is unmasked."
@@ -110,6 +110,9 @@ coefficient 1.196).
       >>> assert check("atr", batches)
     """
     method = as_method(method)
+    for part in getattr(method, "parts", ()):
+        if not (wrong := check(part)):
+            return wrong
     found = faults(method)
     if found or batches is None:
         return Check(method, found)

@@ -52,7 +52,7 @@ class Fault:
 
 
 def faults(method: Method) -> tuple[Fault, ...]:
-    """The rules that a method breaks, each once; of a composite, those of its first wrong part.
+    """The rules that a method breaks, each once.
 
     Beyond the rules for all methods, a method may do what it declares: by `Method.traits`,
     `Method.requires` and `Method.statistics_over`.
@@ -62,9 +62,6 @@ def faults(method: Method) -> tuple[Fault, ...]:
       >>> faults(tc.method("tis", inner="gspo"))
       ()
     """
-    for part in getattr(method, "parts", ()):
-        if found := faults(part):
-            return found
     by_rule: dict[str, Fault] = {}
     try:
         for fault in _faults(method):
@@ -239,7 +236,7 @@ def _others(method: Method, batch: TokenBatch) -> Iterator[Fault]:
     yield from part(lambda x: x[:1], "completions", text)
     yield from part(lambda x: x[len(x) // 2 :], "completions", text)
     if of_own_token(method):
-        text = "A gradient depends on other tokens, and `traits` lacks SEES_OTHERS"
+        text = "A gradient depends on other tokens or its place, and `traits` lacks SEES_OTHERS"
         yield from part(lambda x: x.reshape(-1, 1), "tokens", text)
 
 

@@ -43,11 +43,20 @@ class Course:
     @cached_property
     def method(self) -> Method | None:
         """The method, where it is one of the library's or may be imported."""
+        return self._method if isinstance(self._method, Method) else None
+
+    @property
+    def unreadable(self) -> str:
+        """Why the method that the run names cannot be read; empty where it can."""
+        return self._method if isinstance(self._method, str) else ""
+
+    @cached_property
+    def _method(self) -> Method | str | None:
         try:
             with consent():
                 return as_method(self.run.method) if self.run.method else None
-        except (ValueError, TypeError):
-            return None
+        except (ValueError, TypeError) as error:
+            return str(error)
 
     @property
     def cuts(self) -> bool:

@@ -68,7 +68,16 @@ class Group:
     @cached_property
     def method(self) -> Method | None:
         """The method, where it is one of the library's or may be imported."""
-        return Course(self.runs[0]).method
+        return self._course.method
+
+    @property
+    def unreadable(self) -> str:
+        """Why the method cannot be read; empty where it can, or where there is none."""
+        return self._course.unreadable
+
+    @cached_property
+    def _course(self) -> Course:
+        return Course(self.runs[0])
 
     def interval(self, p_old: Tensor | None = None) -> tuple[Tensor | float, Tensor | float] | None:
         """The ratio interval of the method; None where it has none, or needs ``p_old``."""

@@ -6,8 +6,10 @@ from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
-from trustclip.constraints.base import Trait
+from trustclip.constraints.base import Method, Trait
+from trustclip.constraints.check import check
 from trustclip.engines import limits
+from trustclip.support.imports import names_code
 from trustclip.support.inside import check_url
 from trustclip.support.names import nearest
 from trustclip.support.settings import Complaint
@@ -58,7 +60,7 @@ def _(settings: InitSettings) -> Iterator[Complaint]:
     if settings.dataset is not None:
         yield from _source(settings.dataset, None, settings.columns)
     yield from ((("reward",), text) for text in rewarding.complaints(settings.reward))
-    yield from _errors(("method",), lambda: limits.check(settings.method, "TRL"))
+    yield from _method(settings.method, limits.ENGINES["TRL"])
 
 
 @complaints.register
@@ -78,8 +80,7 @@ def _(settings: RLStage) -> Iterator[Complaint]:
             f"`top_p` = {settings.top_p:g} does not go with `sampler`: set `sampler.top_p` alone."
         )
         errors.append((("top_p",), text))
-    if problem := limits.refusal(settings.method, limits.ALONE):
-        errors.append((("method",), problem))
+    errors += _method(settings.method, limits.ALONE)
     if importlib.util.find_spec("trl") is None:
         yield from errors  # the machine that launches a suite need not be one that trains
         return
@@ -97,6 +98,16 @@ def _(settings: RLStage) -> Iterator[Complaint]:
         errors += _errors(("shadows",), lambda: shadows(settings.shadows, settings.method))
     # TRL's own checks and the engine's are slow: run only on settings without errors so far.
     yield from errors or _errors(("trl" if settings.trl else "method",), lambda: _engine(settings))
+
+
+def _method(method: Method, engine: limits.Supply) -> Iterator[Complaint]:
+    """A method that the engine cannot train, or one from outside the library that is wrong."""
+    if problem := limits.refusal(method, engine):
+        yield ("method",), problem
+    elif any(names_code(part.name) for part in limits.parts_of(method)):
+        found = check(method)
+        if not found:
+            yield ("method",), str(found).replace("\n- ", " ")
 
 
 def _adapters(settings: SFTStage | RLStage) -> Iterator[Complaint]:

@@ -109,22 +109,39 @@ def _method_row(name: str, cls: Any) -> tuple[str, str, str, str]:
     return name, first, defaults, ", ".join(trains_in(cls()))
 
 
-def bounds(argv: Sequence[str]) -> int:
+_BOUNDS = """\
+The ratio interval inside which the gate of METHOD never closes, and the settings of
+stock TRL and verl with the same gradient. For a threshold that adapts, such as
+--delta "{controller: target_gate, share: 0.02}": the intervals at its initial value
+and at the ends of its range."""
+_CHECK = """\
+Whether METHOD is right: its gradient, its gate and what it declares are compared on small
+made-up batches. METHOD may be your own: file.py:Class. The exit status is 1 where it is wrong."""
+
+
+def _method_of(argv: Sequence[str], command: str, does: str) -> Any:
+    """The method on a command line; where there is none, print the usage and exit."""
     if not argv or argv[0].startswith("-"):
-        say(
-            "usage: trustclip bounds METHOD [--HYPER-PARAMETER VALUE ...]\n\n"
-            "The ratio interval inside which the gate of METHOD never closes, and the settings of\n"
-            "stock TRL and verl with the same gradient. For a threshold that adapts, such as\n"
-            '--delta "{controller: target_gate, share: 0.02}": the intervals at its initial value\n'
-            "and at the ends of its range. Methods: " + ", ".join(trustclip.methods())
-        )
-        return 0 if argv else 2
+        usage = f"usage: trustclip {command} METHOD [--HYPER-PARAMETER VALUE ...]"
+        say(f"{usage}\n\n{does} Methods: {', '.join(trustclip.methods())}")
+        raise SystemExit(0 if argv else 2)
+    name, *rest = argv
+    method, more = method_from(name, rest, f"{command} {name}")
+    if more:
+        raise ValueError(f"unexpected argument {more[0]!r}; see trustclip {command} {name} --help.")
+    return method
+
+
+def check(argv: Sequence[str]) -> int:
+    found = trustclip.check(_method_of(argv, "check", _CHECK))
+    say(found)
+    return 0 if found else 1
+
+
+def bounds(argv: Sequence[str]) -> int:
     from trustclip.constraints.adaptive import Adaptive
 
-    name, *rest = argv
-    method, more = method_from(name, rest, f"bounds {name}")
-    if more:
-        raise ValueError(f"unexpected argument {more[0]!r}; see trustclip bounds {name} --help.")
+    method = _method_of(argv, "bounds", _BOUNDS)
     if isinstance(method, Adaptive):
         _print_thresholds(method)
     else:

@@ -1,5 +1,6 @@
 """Figures of methods and of final scores: constraint, differences."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -18,23 +19,27 @@ _NEAR, _FAR = 2.0, 3.4
 
 def constraint_figure(groups: Sequence[Group]) -> Figure | None:
     """Figure 1: weight of a token's gradient over the ratio, and the interval it follows from."""
-    distinct = {g.label: g for g in groups if g.method is not None}
-    rising, falling, bounds = [], [], []
+    distinct = {g.label: g for g in groups if g.method is not None or g.unreadable}
+    rising, falling, bounds, missing = [], [], [], ""
     for group in distinct.values():
-        assert group.method is not None
         try:
+            if group.method is None:
+                raise ValueError(group.unreadable)
             ratios, positive, negative = curve(group.method, 121)
-        except ValueError:
-            continue  # it needs what no single token can have
-        for marks, weights in ((rising, positive), (falling, negative)):
-            marks.append(Mark("line", ratios, weights, group.label, group.series))
+        except ValueError as error:  # its file may not be run, or no single token has what it needs
+            missing += f" {group.label} is not drawn: {error}"
+            continue
+        for marks, y in ((rising, positive), (falling, negative)):
+            marks.append(Mark("line", ratios, y, group.label, group.series))
         bounds += _bounds(group)
-    if not rising:
+    if not distinct:
         return None
+    weights = [w for mark in (*rising, *falling) for w in mark.y if w is not None]
+    lowest = min(filter(math.isfinite, weights), default=0.0)
     reach = _NEAR if all(map(_is_settled, [*rising, *falling])) else _FAR
     panels = [
         Panel(f"Weight where A {sign} 0", "ratio new / old", "weight c", marks,
-              x_range=(0, reach), y_range=(-0.1, reach), rule=1)
+              x_range=(0, reach), y_range=(max(lowest, -reach) - 0.1, reach), rule=1)
         for sign, marks in ((">", rising), ("<", falling))
     ]  # fmt: skip
     if bounds:
@@ -49,7 +54,7 @@ def constraint_figure(groups: Sequence[Group]) -> Figure | None:
     )
     if bounds:
         caption += " The gate never closes for a ratio inside the interval."
-    caption += " (Figure 1 of the paper, for any method.)"
+    caption += " (Figure 1 of the paper, for any method.)" + missing
     return Figure("figure1", "Gradient weight and ratio interval", caption, panels)
 
 

@@ -27,7 +27,7 @@ LINES = (
     "bounds atr --delta 0.07",
     'bounds atr --delta "{controller: target_gate, share: 0.02}"',
     "check atr",
-    "doctor --num-iterations 1",
+    "doctor --num-iterations 2",
     "doctor --sampler pairs.jsonl --length 8",
 )
 #: Call each line as `python -m trustclip` does; write down its status and what it has loaded of

@@ -1,7 +1,7 @@
 """Pages of the laboratory: the report's templates and its own; Markdown with computed blocks."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader
@@ -49,11 +49,16 @@ def sections_page(contents: Contents, title: str) -> str:
     )
 
 
-def filled(text: str, blocks: Mapping[str, str]) -> str:
+def filled(text: str, blocks: Mapping[str, str], others: Collection[str] = ()) -> str:
     """A page in Markdown with its blocks, ``<!-- NAME --> ... <!-- /NAME -->``, replaced.
 
+    Args:
+      text: the page.
+      blocks: their new texts, by name.
+      others: names of blocks that another program writes. They stay as they are.
+
     Raises:
-      KeyError: the page has a block that is not in ``blocks``.
+      KeyError: the page has a block that is in neither.
 
     Example:
       >>> filled("<!-- n -->old<!-- /n -->", {"n": "new"}).split()
@@ -61,6 +66,8 @@ def filled(text: str, blocks: Mapping[str, str]) -> str:
     """
 
     def block(match: re.Match[str]) -> str:
+        if match[1] in others:
+            return match[0]
         return f"<!-- {match[1]} -->\n\n{blocks[match[1]]}\n\n<!-- /{match[1]} -->"
 
     return re.sub(r"<!-- ([\w-]+) -->.*?<!-- /\1 -->", block, text, flags=re.DOTALL)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import nan, sqrt
 from typing import Literal
 
@@ -72,6 +73,25 @@ def equivalence_p(differences: RunSummary, margin: float) -> float:
     if not margin > 0:
         raise ValueError(f"the margin must be above 0, e.g. 0.01 for one point; got {margin}")
     return chance_below(abs(differences.mean) - margin, differences)
+
+
+def sign_flip_p(differences: Floats) -> float:
+    r"""Exact p-value of "no difference", two-sided: each difference may have had either sign.
+
+    The share of the $2^n$ patterns of signs whose sum is as far from 0. It needs no normal
+    distribution, and is never below $2^{1-n}$.
+
+    Args:
+      differences: ours - theirs of each seed, [n]; at most some 16, since every pattern is made.
+
+    Example:
+      >>> import numpy as np
+      >>> sign_flip_p(np.array([0.02, 0.01, 0.03, 0.02, 0.01, 0.04]))
+      0.03125
+    """
+    signs = np.array(list(product((-1, 1), repeat=len(differences))))
+    extreme = abs(float(differences.sum())) - 1e-12
+    return float((np.abs(signs @ differences) >= extreme).mean())
 
 
 @dataclass(frozen=True)

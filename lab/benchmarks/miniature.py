@@ -23,9 +23,11 @@ from trustclip.findings.groups import Group, group_runs, shared_answers
 from trustclip.findings.learning import Learning, Number, learning, time_of
 from trustclip.logs.reader import read_runs
 from trustclip.logs.run import Run
+from trustclip.stats.scores import problem_scores
 from trustclip.support.text import bracket, percent
 from trustclip.train.suite.table import markdown, remade
 from trustclip_lab.pages import filled
+from trustclip_lab.stats.equivalence import sign_flip_p
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "lab/benchmarks/table3-tiny"
@@ -33,8 +35,13 @@ PAGES = ROOT / "docs/lab/miniature.md", ROOT / "benchmarks/RESULTS.md"
 COMMAND = "trustclip suite recipes/suites/table3-tiny.yaml --max-parallel 2"
 #: The score whose time is reported; of its suite.
 REACHES = 0.9
+SAMPLES = 8
 SCORES = {"mean": "Mean@8", "pass": "Pass@8"}
 REFERENCE, EXACT, TWIN, NONE = "atr", "exact-twin", "twin", "none"
+
+
+#: 0 or 1 by run, problem and sample.
+Answers = list[list[list[int]]]
 
 
 class Miniature:
@@ -83,15 +90,33 @@ class Miniature:
         Args:
           family: comparisons that the level is divided by.
         """
-        level, theirs = 1 - (1 - LEVEL) / family, self.by[REFERENCE]
-        gaps = []
+        level, gaps = 1 - (1 - LEVEL) / family, []
         for one in self.by_mean:
-            both = [*one.group.evaluations("final"), *theirs.evaluations("final")]
-            answers, strata = shared_answers(both)
-            many = len(one.group.scored)
-            a, b = answers[:many], answers[many:]
+            a, b, strata = self.answers(one.group)
             gaps.append(stats.required(a, b, strata, level=level, same_seeds=True).detectable)
         return sorted(gaps)
+
+    def answers(self, group: Group) -> tuple[Answers, Answers, list[str]]:
+        """Answers of a group and of the reference at the end, and the task of each problem."""
+        both = [*group.evaluations("final"), *self.by[REFERENCE].evaluations("final")]
+        answers, strata = shared_answers(both)
+        many = len(group.scored)
+        return answers[:many], answers[many:], strata
+
+    def flips(self, kind: str) -> dict[str, float]:
+        """Exact p of every comparison at the end by the signs of its seeds, after Holm, by label.
+
+        Args:
+          kind: ``"mean"`` or ``"pass"``.
+        """
+        k = None if kind == "mean" else SAMPLES
+        exact = {}
+        for group in self.groups:
+            if group.label != REFERENCE:
+                a, b, _ = self.answers(group)
+                ours, theirs = (problem_scores(stats.tally(x), k).mean(axis=1) for x in (a, b))
+                exact[group.label] = sign_flip_p(ours - theirs)
+        return dict(zip(exact, stats.holm(list(exact.values())).tolist(), strict=True))
 
     def twin_gaps(self, label: str) -> dict[int, float]:
         """A twin minus the reference at the end, of the seeds in which completions differ."""
@@ -122,7 +147,7 @@ def sentences(mini: Miniature) -> list[str]:
 
 def _ends(mini: Miniature) -> str:
     many = len(mini.groups) - 1
-    parts = [_differing(mini.comparisons(kind), name) for kind, name in SCORES.items()]
+    parts = [_differing(mini, kind) for kind in SCORES]
     return (
         f"**At the end**, after Holm's correction for {many} comparisons of each score: "
         f"{'; '.join(parts)}. A constraint that is not told from `{REFERENCE}` is not shown to be "
@@ -130,11 +155,16 @@ def _ends(mini: Miniature) -> str:
     )
 
 
-def _differing(comparisons: Sequence[Compared], name: str) -> str:
+def _differing(mini: Miniature, kind: str) -> str:
+    comparisons, name = mini.comparisons(kind), SCORES[kind]
     differing = sorted((one for one in comparisons if one.resolved), key=_value)
     if differing:
         verb = "differs" if len(differing) == 1 else "differ"
-        return f"in {name} {', '.join(map(_gap, differing))} {verb} from `{REFERENCE}`, in points"
+        exact = ", ".join(f"{mini.flips(kind)[one.group.label]:.2g}" for one in differing)
+        return (
+            f"in {name} {', '.join(map(_gap, differing))} {verb} from `{REFERENCE}`, in points, "
+            f"by Student's test; exact sign flips of the seeds give p = {exact}"
+        )
     nearest = min(comparisons, key=lambda one: one.difference.p if one.difference else 1.0)
     return f"in {name} none differs from `{REFERENCE}`, and {_gap(nearest)} comes nearest to it"
 
@@ -265,7 +295,7 @@ def describe_runs(mini: Miniature) -> str:
 
 def headline(mini: Miniature) -> str:
     """What docs/lab/paper.md says of it."""
-    parts = [_names(mini.comparisons(kind), name) for kind, name in SCORES.items()]
+    parts = [_names(mini, kind) for kind in SCORES]
     gap = percent(median(mini.detectable()), 0)
     return (
         f"Of {len(mini.groups)} constraints with {mini.seeds} seeds each, at one learning rate, "
@@ -274,9 +304,13 @@ def headline(mini: Miniature) -> str:
     )
 
 
-def _names(comparisons: Sequence[Compared], name: str) -> str:
-    names = ", ".join(f"`{one.group.label}`" for one in comparisons if one.resolved)
-    return f"{names or 'none'} by {name}"
+def _names(mini: Miniature, kind: str) -> str:
+    exact = mini.flips(kind)
+    names = [
+        f"`{one.group.label}` (p = {one.p_holm:.2g}; exact sign flips {exact[one.group.label]:.2g})"
+        for one in mini.comparisons(kind) if one.resolved
+    ]  # fmt: skip
+    return f"{', '.join(names) or 'none'} by {SCORES[kind]}"
 
 
 def blocks(mini: Miniature) -> dict[str, str]:

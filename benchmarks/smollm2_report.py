@@ -1,242 +1,163 @@
 """What the runs with SmolLM2 say, from the committed tables alone, by docs/smollm2-plan.md.
 
-    python benchmarks/smollm2_report.py                  # writes docs/smollm2.md and README.md
+    python benchmarks/smollm2_report.py                  # writes its page, and what others quote
     python benchmarks/smollm2_report.py FOLDER --print   # prints the tables, of other tables
 
-In the page it writes what stands between ``<!-- NAME -->`` and ``<!-- /NAME -->`` alone.
-A block is a seed whose eight runs are all there; others are left out.
+In a page it writes what stands between ``<!-- NAME -->`` and ``<!-- /NAME -->`` alone.
+The blocks and their tests are in smollm2_blocks.py, part B in smollm2_theorem.py.
 """
 
 import argparse
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from math import log
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 from scipy import stats
+from smollm2_blocks import (
+    ARMS,
+    GENERATIONS,
+    OTHERS,
+    Blocks,
+    Numbers,
+    arena_said,
+    ends,
+    interactions,
+    learned,
+    mean,
+    paired,
+    read,
+    said,
+    tested,
+    there_are,
+)
+from smollm2_theorem import branches, farther, theorem, whole_states
 
+import trustclip as tc
 from trustclip.report.draw.marks import Figure, Mark, Panel
 from trustclip.stats import Difference
 from trustclip.stats.confidence import RunSummary
 from trustclip.stats.planning import Spread
-from trustclip.support.text import markdown_table, percent
+from trustclip.support.text import bracket, join_words, markdown_table, percent, signed
 from trustclip_lab.pages import filled
-from trustclip_lab.stats.equivalence import Contrast, contrasts
 from trustclip_lab.stats.planning import gap_for
 
 ROOT = Path(__file__).parents[1]
 FOLDER, PAGE, README = ROOT / "benchmarks/smollm2", ROOT / "docs/smollm2.md", ROOT / "README.md"
-ARMS = ("atr", "clip", "mirror", "none")
-OTHERS = ARMS[1:]
-GENERATIONS, COMPLETIONS = 16, 64
-#: Of the primary metric.
-FIRST = 4
-#: The smallest difference of areas that would matter.
-MARGIN = 0.03
-#: The score at which entropies are compared, and by how much a collapsed run is below its best.
-EQUAL, COLLAPSED = 0.5, 0.1
-#: States of part B: three generations of eight seeds.
-STATES = 24
+CHOOSE, PAPER = ROOT / "docs/choose.md", ROOT / "docs/lab/paper.md"
 #: Blocks that were planned, the fewest of which anything is concluded, and those of the power.
 PLANNED, ENOUGH = 16, 6
 SIZES = (6, 8, 12, 16)
-
-Numbers = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The finished blocks. Arrays have the shape [arms, rates, seeds, ...].
-
-    Args:
-      seeds: of the blocks.
-      rates: learning rates, the lower one first.
-      right: share of right answers in each generation, 0 in those that a run did not reach.
-      entropy: of the policy in each generation, nats; nan where there is none.
-      gated: share of tokens cut, mean over generations.
-      k3: to the policy of the generation, nats, mean over generations.
-      end: share of right answers to held-out problems after the last update.
-    """
-
-    seeds: list[int]
-    rates: list[float]
-    right: Numbers
-    entropy: Numbers
-    gated: Numbers
-    k3: Numbers
-    end: Numbers
-
-    @property
-    def area(self) -> Numbers:
-        """Share of right answers in the rollouts of generations 4 to 16."""
-        return self.right[..., FIRST - 1 :].mean(axis=-1)
-
-    @property
-    def collapsed(self) -> NDArray[np.bool_]:
-        """Whether the last three generations are far below the best three."""
-        best = np.sort(self.right, axis=-1)[..., -3:].mean(axis=-1)
-        return np.asarray(best - self.right[..., -3:].mean(axis=-1) >= COLLAPSED)
-
-    @property
-    def entropy_at_equal_score(self) -> Numbers:
-        """Entropy where the score first passes 50 %, interpolated; nan where it never does."""
-        found = np.full(self.end.shape, np.nan)
-        for place in np.ndindex(*found.shape):
-            score, entropy = self.right[place], self.entropy[place]
-            above = np.flatnonzero((score[1:] >= EQUAL) & (score[:-1] < EQUAL))
-            if len(above):
-                i = above[0]
-                share = (EQUAL - score[i]) / (score[i + 1] - score[i])
-                found[place] = entropy[i] + share * (entropy[i + 1] - entropy[i])
-        return found
-
-    def minus(self, values: Numbers, arm: str) -> Numbers:
-        """`atr` - an arm in each block, by rate. Shape [rates, seeds]."""
-        return np.asarray(values[0] - values[ARMS.index(arm)])
-
-
-def read(folder: Path) -> Blocks:
-    """The finished blocks of the tables in a folder.
-
-    Raises:
-      ValueError: there is none.
-    """
-    generations = pq.read_table(folder / "generations.parquet").to_pylist()
-    answers = pq.read_table(folder / "answers.parquet").to_pylist()
-    rates = sorted({row["rate"] for row in generations})
-    there = {(row["arm"], row["rate"], row["seed"]) for row in answers if row["update"]}
-    seeds = sorted({row["seed"] for row in answers})
-    whole = [
-        seed for seed in seeds if all((arm, rate, seed) in there for arm in ARMS for rate in rates)
-    ]
-    if not whole:
-        raise ValueError(f"{folder}: no seed has a finished run of every arm at every rate.")
-    shape = (len(ARMS), len(rates), len(whole))
-    by_generation: dict[str, Numbers] = {
-        name: np.full((*shape, GENERATIONS), np.nan) for name in ("right", "entropy", "gated", "k3")
-    }
-    by_generation["right"][:] = 0.0
-
-    def place(row: Mapping[str, Any]) -> tuple[int, int, int]:
-        return ARMS.index(row["arm"]), rates.index(row["rate"]), whole.index(row["seed"])
-
-    of_blocks = [row for row in generations if row["arm"] in ARMS and row["seed"] in whole]
-    for row in of_blocks:
-        at = (*place(row), row["generation"] - 1)
-        by_generation["right"][at] = row["right"] / COMPLETIONS
-        for name in ("entropy", "gated", "k3"):
-            if row[name] is not None:
-                by_generation[name][at] = row[name]
-    counts = np.zeros((2, *shape))
-    for row in answers:
-        if row["update"] and row["arm"] in ARMS and row["seed"] in whole:
-            counts[(slice(None), *place(row))] += row["right"], row["samples"]
-    return Blocks(
-        whole,
-        rates,
-        by_generation["right"],
-        by_generation["entropy"],
-        mean(by_generation["gated"]),
-        mean(by_generation["k3"]),
-        counts[0] / counts[1],
-    )
-
-
-def mean(values: Numbers) -> Numbers:
-    """Mean over the last axis of the values that are there; nan where none is."""
-    known = ~np.isnan(values)
-    total = np.where(known, values, 0.0).sum(axis=-1)
-    return np.asarray(np.where(known.any(axis=-1), total, np.nan) / known.sum(axis=-1).clip(1))
-
-
-def tested(blocks: Blocks) -> dict[str, Contrast]:
-    """The three contrasts of the area over both rates, with Holm's correction."""
-    over = [blocks.minus(blocks.area, arm).mean(axis=0) for arm in OTHERS]
-    return dict(zip(OTHERS, contrasts([RunSummary.of(d) for d in over], MARGIN), strict=True))
-
-
-def interactions(blocks: Blocks) -> dict[str, Contrast]:
-    """By how much each contrast is larger at the higher rate, a family of its own."""
-    each = [blocks.minus(blocks.area, arm) for arm in OTHERS]
-    return dict(
-        zip(OTHERS, contrasts([RunSummary.of(d[-1] - d[0]) for d in each], MARGIN), strict=True)
-    )
-
-
-def said(blocks: Blocks) -> dict[str, str]:
-    """What the plan has fixed to say of each contrast."""
-    by_rate = interactions(blocks)
-    return {
-        arm: _said(one, by_rate[arm], float(blocks.minus(blocks.end, arm).mean()))
-        for arm, one in tested(blocks).items()
-    }
-
-
-def _said(one: Contrast, by_rate: Contrast, end: float) -> str:
-    tuning = "; tuning: it depends on the rate" if by_rate.p_holm < 0.05 else ""
-    if one.conclusion == "larger":
-        same = "confirmed" if end > 0 else "open: the end has the other sign"
-        return same + tuning
-    if one.conclusion == "inconclusive":
-        return "open" + tuning
-    return f"refuted ({one.conclusion})" + tuning
-
+#: Numbers of finished blocks at which the page was made and committed.
+LOOKS = (3, 4, 5, 6)
 
 # -- tables ----------------------------------------------------------------------------------------
 
 
 def scores(blocks: Blocks) -> str:
     """Every arm at every rate, means over blocks."""
-    collapsed, entropy = blocks.collapsed, blocks.entropy_at_equal_score
+    entropy, chance = blocks.entropy_at_equal_score, blocks.collapsed_by_chance.sum(axis=-1)
     rows = [
         [
             f"`{arm}`",
             rate_text(rate),
             level(blocks.area[i, j]),
             level(blocks.end[i, j]),
+            points(paired(blocks.end[i, j] - blocks.start[i, j])),
+            percent(float(blocks.alike[i, j].mean()), 0),
             percent(float(blocks.gated[i, j].mean()), 2),
             f"{blocks.k3[i, j].mean():.2g}",
             number(mean(entropy[i, j])),
-            f"{collapsed[i, j].sum()} of {len(blocks.seeds)}",
+            f"{blocks.collapsed[i, j].sum()} of {len(blocks.seeds)}",
+            f"{chance[i, j]:.1f}",
         ]
         for i, arm in enumerate(ARMS)
         for j, rate in enumerate(blocks.rates)
     ]
-    head = ["arm", "rate", "area, %", "end, %", "tokens cut, %", "k3, nats",
-            "entropy at 50 % right, nats", "collapsed"]  # fmt: skip
-    return markdown_table(head, rows)
+    head = ["arm", "rate", "area, %", "end, %", "end minus start, points", "four equal answers, %",
+            "tokens cut, %", "k3, nats", "entropy at 50 % right, nats", "collapsed",
+            "collapsed in random order"]  # fmt: skip
+    start, alike = blocks.start[0, 0], float(blocks.alike_start[0, 0].mean())
+    return (
+        f"The start has {level(start)} % right answers, and {percent(alike, 0)} % of its held-out "
+        f"problems have four equal answers.\n\n{markdown_table(head, rows)}\n\n"
+        f"*Collapsed* is mostly noise: {blocks.collapsed.sum()} of {blocks.collapsed.size} runs "
+        f"are, and {chance.sum():.1f} would be if the scores of each run came in random order."
+    )
 
 
 def compared(blocks: Blocks) -> str:
-    """The contrasts of the primary metric, and by rate, of the end, and their interaction."""
-    by_rate, words = interactions(blocks), said(blocks)
-    rows = []
+    """The contrasts of the primary metric; then by rate, their interaction, and of the end."""
+    by_rate, end, words = interactions(blocks), ends(blocks), said(blocks)
+    first, second = [], []
     for arm, one in tested(blocks).items():
-        area = blocks.minus(blocks.area, arm)
-        end = paired(blocks.minus(blocks.end, arm).mean(axis=0))
-        rows.append([
+        first.append([
             f"`atr` − `{arm}`",
             points(one.difference),
             f"{one.p_holm:.3f}",
+            f"{one.flips_holm:.3f}",
             f"{one.p_equivalent:.3f}",
-            *(points(paired(d)) for d in area),
-            f"{points(by_rate[arm].difference)}, p {by_rate[arm].p_holm:.3f}",
-            points(end),
             words[arm],
         ])  # fmt: skip
-    rates = [f"at {rate_text(rate)}" for rate in blocks.rates]
-    head = ["contrast", "area, points", "p (Holm)", "p of ±3 or more (Holm)", *rates,
-            "difference of the two", "end", "said"]  # fmt: skip
-    return markdown_table(head, rows)
+        second.append([
+            f"`atr` − `{arm}`",
+            *(points(paired(d)) for d in blocks.minus(blocks.area, arm)),
+            f"{points(by_rate[arm].difference)}, p {by_rate[arm].p_holm:.3f}",
+            *(points(paired(d)) for d in blocks.minus(blocks.end, arm)),
+            f"{points(end[arm].difference)}, p {end[arm].p_holm:.3f}",
+            f"{end[arm].below} of {len(blocks.seeds)}",
+        ])  # fmt: skip
+    low, high = map(rate_text, blocks.rates)
+    tables = (
+        markdown_table(["contrast", "area, points", "p, t test (Holm)", "p, sign flips (Holm)",
+                        "p of ±3 or more (Holm)", "said"], first),
+        markdown_table(["contrast", f"area at {low}", f"at {high}", "difference of the two (Holm)",
+                        f"end at {low}", f"at {high}", "mean of the two (Holm)",
+                        "blocks with the end of `atr` behind"], second),
+    )  # fmt: skip
+    return "\n\n".join(tables)
 
 
-def paired(differences: Numbers) -> Difference:
-    """Student's interval of differences of blocks."""
-    return contrasts([RunSummary.of(differences)], MARGIN)[0].difference
+def looks(blocks: Blocks) -> str:
+    """What each committed look at the blocks showed: areas, and p after Holm's correction."""
+    rows = [
+        [str(count), *(f"{signed(one.difference.value)}, p {one.p_holm:.3f}"
+                       for one in tested(blocks.first(count)).values())]
+        for count in LOOKS if count <= len(blocks.seeds)
+    ]  # fmt: skip
+    return markdown_table(["blocks", *(f"`atr` − `{arm}`, points" for arm in OTHERS)], rows)
+
+
+def movement(blocks: Blocks) -> str:
+    """How k3 orders the cells by area: of all blocks together, and within blocks beforehand."""
+
+    def within(arms: int) -> str:
+        each: list[Any] = [
+            stats.spearmanr(blocks.early[:arms, :, n].ravel(), blocks.area[:arms, :, n].ravel())
+            for n in range(len(blocks.seeds))
+        ]
+        found = RunSummary.of([one.statistic for one in each]).interval()
+        return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}]".replace("-", "−")
+
+    k3, area = blocks.k3.mean(axis=-1), blocks.area.mean(axis=-1)
+    cells = sorted(np.ndindex(*k3.shape), key=lambda cell: k3[cell])
+    rows = [
+        [f"`{ARMS[i]}`", rate_text(blocks.rates[j]), f"{k3[i, j]:.2g}",
+         f"{blocks.early[i, j].mean():.2g}", percent(float(area[i, j]))]
+        for i, j in cells
+    ]  # fmt: skip
+    every: Any = stats.spearmanr(k3.ravel(), area.ravel())
+    head = ["arm", "rate", "k3, nats", "k3 of generations 1 to 3, nats", "area, %"]
+    return (
+        "**The further a cell moves, the smaller its area.** Over the means of the "
+        f"{len(cells)} cells Spearman's correlation of k3 and area is "
+        f"{f'{every.statistic:.2f}'.replace('-', '−')}. Within a block, with the k3 of generations "
+        f"1 to 3 alone, before the area begins, it is {within(len(ARMS))} on average, and "
+        f"{within(len(ARMS) - 1)} without `none`.\n\n{markdown_table(head, rows)}"
+    )
 
 
 def level(values: Numbers) -> str:
@@ -286,22 +207,13 @@ def tables(blocks: Blocks) -> dict[str, str]:
         "blocks": f"{len(blocks.seeds)} blocks, {runs} runs.",
         "scores": scores(blocks),
         "contrasts": compared(blocks),
+        "looks": looks(blocks),
+        "movement": movement(blocks),
         "power": power(blocks),
     }
 
 
 # -- the page --------------------------------------------------------------------------------------
-
-
-def there_are(folder: Path) -> Blocks | None:
-    """The finished blocks of a folder; None where there are fewer than the two of an interval."""
-    if not (folder / "answers.parquet").exists():
-        return None
-    try:
-        blocks = read(folder)
-    except ValueError:
-        return None
-    return blocks if len(blocks.seeds) > 1 else None
 
 
 def page_parts(folder: Path) -> dict[str, str]:
@@ -311,13 +223,14 @@ def page_parts(folder: Path) -> dict[str, str]:
     both = {"controls": controls(folder), "branches": branches(folder)}
     if blocks is None:
         nothing = "Nothing yet: an interval needs two blocks."
-        names = ("contrasts", "curves", "power", "predictions", "scores")
-        return {"blocks": state, **both} | dict.fromkeys(names, nothing)
+        names = ("contrasts", "curves", "looks", "movement", "power", "predictions", "result")
+        return {"blocks": state, **both} | dict.fromkeys((*names, "scores"), nothing)
     picture = f"![{curves(blocks).title}](../benchmarks/smollm2/curves.svg)"
     return {
         **tables(blocks),
         **both,
         "blocks": state,
+        "result": "\n".join(f"- {sentence}" for sentence in told(blocks).values()),
         "predictions": predictions(blocks),
         "curves": f"{picture}\n\n*{curves(blocks).caption}*",
     }
@@ -372,77 +285,13 @@ def controls(folder: Path, asked: Mapping[str, tuple[str, set[str], int]] = CONT
     return "\n".join(f"- {line}" for line in lines)
 
 
-def branches(folder: Path) -> str:
-    """Part B: what one generation under each arm does to one state, and Theorem 5.2 on it."""
-    path = folder / "branches.parquet"
-    rows = pq.read_table(path).to_pylist() if path.exists() else []
-    states: dict[tuple[int, int], dict[str, dict[str, Any]]] = defaultdict(dict)
-    for row in rows:
-        states[row["seed"], row["generation"]][row["arm"]] = row
-    whole = {at: arms for at, arms in sorted(states.items()) if {"state", *ARMS} <= arms.keys()}
-    if len(seeds := {seed for seed, _ in whole}) < 2:
-        return f"{len(whole)} of the {STATES} planned states are measured; two seeds are needed."
-
-    def change(name: str, arm: str, other: str = "state") -> str:
-        """An arm less another: mean over seeds of the means over a seed's states, mnat."""
-        by_seed = defaultdict(list)
-        for (seed, _), arms in whole.items():
-            by_seed[seed].append(1e3 * (arms[arm][name] - arms[other][name]))
-        each = RunSummary.of([float(np.mean(of)) for of in by_seed.values()]).interval()
-        return f"{each.value:+.2f} [{each.low:.2f}, {each.high:.2f}]".replace("-", "−")
-
-    names = ("entropy", "kl_old_new", "kl_new_old", "solutions")
-    changes = {f"`{arm}`": [change(name, arm) for name in names] for arm in ARMS}
-    changes |= {f"`atr` − `{arm}`": [change(name, "atr", arm) for name in names] for arm in OTHERS}
-    table = markdown_table(
-        ["arm", "change of entropy, mnat", "KL(old ‖ new), mnat", "KL(new ‖ old), mnat",
-         "change of the log-probability of worked solutions, mnat"],
-        [[arm, *cells] for arm, cells in changes.items()],
-    )  # fmt: skip
-    gap = np.array([a["atr"]["entropy"] - a["mirror"]["entropy"] for a in whole.values()])
-    apart = [a["atr"]["only_atr"] + a["atr"]["only_mirror"] for a in whole.values()]
-    blocks = there_are(folder)
-    agreed = {
-        seed: arms["state"]["alike"]
-        for (seed, _), arms in whole.items()
-        if blocks is None or seed in blocks.seeds
-    }
-    parted = [f"seed {seed} in {n}" for seed, n in agreed.items() if n < GENERATIONS]
-    first = f"; {len(seeds) - len(agreed)} more are first made here"
-    lines = [
-        f"{len(whole)} of the {STATES} planned states, of {len(seeds)} seeds. Of the runs made "
-        f"anew, {len(agreed) - len(parted)} of {len(agreed)} score as the committed ones in all "
-        f"{GENERATIONS} generations{', '.join(['', *parted])}"
-        f"{first if len(agreed) < len(seeds) else ''}.",
-        table,
-        f"The gates of `atr` and of `mirror` treat {np.mean(apart):.1f} tokens of a generation "
-        f"differently ({min(apart)} to {max(apart)}); the two entropies then differ by "
-        f"{1e3 * np.abs(gap).mean():.1f} mnat, mean of the sizes.",
-    ]
-    for name, words in (("stated", "as stated"), ("corrected", "with π(a), as derived")):
-        predicted = np.array([arms["atr"][name] for arms in whole.values()])
-        right, count = int((gap * predicted > 0).sum()), int((gap * predicted != 0).sum())
-        if count < 3:
-            lines.append(f"Theorem 5.2, {words}: too few states in which the two gates differ.")
-            continue
-        p = stats.binomtest(right, count).pvalue
-        r: Any = stats.pearsonr(predicted, gap)
-        low, high = r.confidence_interval()
-        size = f"{r.statistic:+.2f} [{low:.2f}, {high:.2f}]".replace("-", "−")
-        lines.append(
-            f"Theorem 5.2, {words}: the sign of `atr` − `mirror` in entropy is right in {right} of "
-            f"{count} states (p = {p:.2g}); correlation {size}, states taken as independent. At "
-            f"the tokens' own places, {sum(a['atr'][f'{name}_right'] for a in whole.values())} of "
-            f"{sum(a['atr']['tokens'] for a in whole.values())} tokens have its sign."
-        )
-    return "\n\n".join(lines)
+# -- what is said ----------------------------------------------------------------------------------
 
 
 def predictions(blocks: Blocks) -> str:
-    """A sentence on each prediction of the plan."""
-    words, arena, by_contrast = said(blocks), arena_said(blocks), tested(blocks)
-    clip, mirror, none = (by_contrast[arm] for arm in OTHERS)
-    rise = interactions(blocks)["none"].difference
+    """What became of each prediction of the plan."""
+    words, arena, area = said(blocks), arena_said(blocks), tested(blocks)
+    area["rise"] = interactions(blocks)["none"]
     e = blocks.entropy_at_equal_score
     more = mean((e[0] - e[ARMS.index("mirror")]).T)  # of a block, over the rates that passed 50 %
     known = more[~np.isnan(more)]
@@ -450,57 +299,100 @@ def predictions(blocks: Blocks) -> str:
     if len(known) > 1:
         d = paired(known)
         entropy = f"differs by {d.value:+.3f} nats [{d.low:.3f}, {d.high:.3f}]".replace("-", "−")
-    lines = [
-        f"The paper, `atr` − `clip` above 0: {points(clip.difference)} points of area; "
-        f"{words['clip']}.",
-        f"The paper, `atr` − `mirror` above 0, with more entropy: {points(mirror.difference)}; "
-        f"{words['mirror']}; entropy at 50 % right {entropy}.",
-        f"Our arena, `mirror` within 1 point of `atr`: {points(mirror.difference)}; "
-        f"{arena['mirror']}.",
-        f"Our arena, `none` not above `atr`, and further below at the higher rate: "
-        f"{points(none.difference)}; {arena['none']}; {points(rise)} more at the higher rate; "
-        f"{arena['rise']}.",
-        f"Our arena, `clip` 0 to 2 points behind: {points(clip.difference)}; {arena['clip']}.",
-    ]
-    if mirror.conclusion == "equivalent" and clip.conclusion == "larger":
+    rows = [
+        [whose, what, points(area[name].difference),
+         bracket(area[name].corrected.low, area[name].corrected.high), word]
+        for whose, what, name, word in (
+            ("the paper", "`atr` − `clip` is above 0", "clip", words["clip"]),
+            ("the paper", "`atr` − `mirror` is above 0", "mirror", words["mirror"]),
+            ("our arena", "`atr` − `clip` is from 0 to 2", "clip", arena["clip"]),
+            ("our arena", "`atr` − `none` is not below 0", "none", arena["none"]),
+            ("our arena", "and larger at the higher rate, by", "rise", arena["rise"]),
+        )
+    ]  # fmt: skip
+    rows.append(
+        ["our arena", "`atr` − `mirror` is within 1", "-", "-", "withdrawn: no such prediction"]
+    )
+    head = ["whose", "prediction, points of area", "found", "corrected interval", "said"]
+    lines = [markdown_table(head, rows)]
+    lines.append(
+        "The paper also predicts more entropy under `atr` than under `mirror`: at 50 % right it "
+        f"{entropy}."
+    )
+    if area["mirror"].conclusion == "equivalent" and area["clip"].conclusion == "larger":
         lines.append("So: width, not asymmetry.")
-    early = len(blocks.seeds) < ENOUGH
-    note = "\n\nToo few blocks to conclude anything: a look, not a result." if early else ""
-    return "\n".join(f"- {line}" for line in lines) + note
+    if len(blocks.seeds) < ENOUGH:
+        lines.append("Too few blocks to conclude anything: a look, not a result.")
+    return "\n\n".join(lines)
 
 
-def lead(blocks: Blocks) -> str:
-    """The results as the README gives them: the figure, and a sentence on each prediction."""
-    words, arena = said(blocks), arena_said(blocks)
-    clip, mirror, none = (points(one.difference) for one in tested(blocks).values())
-    runs = len(ARMS) * len(blocks.rates) * len(blocks.seeds)
+def told(blocks: Blocks) -> dict[str, str]:
+    """The sentences that pages quote, so that none has a contrast without the others."""
+    words, area, end = said(blocks), tested(blocks), ends(blocks)
+    tops = {ARMS[int(each.mean(axis=(1, 2)).argmax())] for each in (blocks.area, blocks.end)}
+    best = (
+        "the ordinary clip" if tops == {"clip"} else " or ".join(f"`{arm}`" for arm in sorted(tops))
+    )
+    clip, none, count = (end["clip"], area["clip"]), area["none"], len(blocks.seeds)
+    at_end, in_area = (points(one.difference) for one in clip)
+    unlimited = ARMS.index("none")
+    grown = " and ".join(points(paired(d)) for d in (blocks.end - blocks.start)[unlimited])
+    return {
+        "clip": f"**On the pretrained model {best} did best:** `atr` − `clip` is {at_end} points "
+        f"at the end, below 0 in {clip[0].below} of {count} blocks, and {in_area} in the area "
+        f"(uncorrected intervals; Holm's p {' and '.join(f'{one.p_holm:.3f}' for one in clip)}: "
+        f"{' and '.join(dict.fromkeys(one.word for one in clip))}).",
+        "none": "**Without a constraint "
+        f"{'something' if learned(blocks)[unlimited].any() else 'nothing'} was learned:** the end "
+        f"minus the start is {grown} at two rates. `atr` − `none` is "
+        f"{points(none.difference)} in the area: {words['none']} (Holm's p {none.p_holm:.3f}; "
+        f"exact sign flips {none.flips * 2**count:.0f}/{2**count}, after Holm "
+        f"{none.flips_holm:.3f}).",
+        "rates": learners(blocks),
+        "mirror": f"`atr` − `mirror` is {points(area['mirror'].difference)} in the area: "
+        f"{words['mirror']}. {linear()}",
+    }
+
+
+def learners(blocks: Blocks) -> str:
+    """Which arms learned at each rate."""
+    each = []
+    for rate, by_arm in zip(blocks.rates, learned(blocks).T, strict=True):
+        arms = [f"`{ARMS[i]}`" for i in np.flatnonzero(by_arm)]
+        alone = " alone" if len(arms) == 1 else ""
+        each.append(f"at {rate_text(rate)} {join_words(arms or ['no arm'])}{alone}")
+    low, high = each
+    return f"**{low.capitalize()} learned, {high}** (end above start, Holm's p below 0.05)."
+
+
+def linear() -> str:
+    """What `mirror` is, and is not."""
+    low, high = tc.interval("atr", delta=0.07)
+    wider = log((2 - float(low)) / (2 - float(high))) / log(float(high) / float(low)) - 1
     return (
-        f"![{curves(blocks).title}](benchmarks/smollm2/curves.svg)\n\n"
-        f"**A pretrained model, planned before its runs** ([SmolLM2-135M](docs/smollm2.md), {runs} "
-        "runs). Right answers in training, points; `mirror` exchanges the bounds of `atr`:"
-        "\n\n"
-        f"- `atr` − `clip` {clip}. The paper, above 0: {words['clip']}. Our arena, 0 to 2: "
-        f"{arena['clip']}.\n"
-        f"- `atr` − `mirror` {mirror}. The paper, above 0: {words['mirror']}. Our arena, within 1: "
-        f"{arena['mirror']}.\n"
-        f"- `atr` − `none` {none}: {words['none']}. Our arena, not below: {arena['none']}; more at "
-        f"the higher rate: {arena['rise']}."
+        "`mirror` exchanges the bounds of `atr` in the linear ratio, so it is "
+        f"{percent(wider, 0)} % wider in the log ratio. Our arena's mirror image is another "
+        "constraint, exchanged in the log ratio; what the arena found of it is no prediction here."
     )
 
 
-def arena_said(blocks: Blocks) -> dict[str, str]:
-    """Whether the arena's predictions hold, by arm; ``"rise"``: none, more at the higher rate."""
-    gaps = {arm: one.difference for arm, one in tested(blocks).items()}
-    gaps["rise"] = interactions(blocks)["none"].difference
-    bounds = {"clip": (0.0, 0.02), "mirror": (-0.01, 0.01), "none": (0.0, 1.0), "rise": (0.0, 2.0)}
-    return {name: held(gap, *bounds[name]) for name, gap in gaps.items()}
-
-
-def held(found: Difference, low: float, high: float) -> str:
-    """Whether a prediction holds: all of the interval is within what was predicted, or none."""
-    if low <= found.low and found.high <= high:
-        return "holds"
-    return "does not hold" if found.high < low or found.low > high else "open"
+def quotes(blocks: Blocks, folder: Path) -> dict[Path, str]:
+    """What other pages say of the runs, by page."""
+    sentences, runs = told(blocks), len(ARMS) * len(blocks.rates) * len(blocks.seeds)
+    short = [sentences[name] for name in ("clip", "none", "rates")]
+    states = whole_states(folder)
+    lead = (
+        f"![{curves(blocks).title}](benchmarks/smollm2/curves.svg)\n\n"
+        f"[SmolLM2-135M](docs/smollm2.md), {runs} planned runs; area: generations 4 to 16; "
+        "`mirror`: the bounds of `atr`, exchanged in the linear ratio."
+    )
+    return {
+        README: "\n".join([f"{lead}\n", *(f"- {one}" for one in short)]),
+        CHOOSE: " ".join([*short, "([SmolLM2](smollm2.md))"]),
+        PAPER: "\n".join(
+            f"- {one}" for one in (*sentences.values(), farther(states), *theorem(states))
+        ),
+    }
 
 
 def curves(blocks: Blocks) -> Figure:
@@ -539,8 +431,13 @@ def drawn(figure: Figure, folder: Path, command: str) -> None:
         made.write_text(text + line, encoding="utf-8")
 
 
+def quoted(page: Path, text: str) -> str:
+    """A page with what it quotes."""
+    return filled(page.read_text(encoding="utf-8"), {"smollm2": text}, others=["sentences"])
+
+
 def main() -> None:
-    """Write the page and its figure, or print its tables."""
+    """Write the pages and the figure, or print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
     parser.add_argument("--print", action="store_true", dest="prints")
@@ -552,8 +449,8 @@ def main() -> None:
     PAGE.write_text(text, encoding="utf-8")
     if blocks := there_are(options.folder):
         drawn(curves(blocks), FOLDER, "python benchmarks/smollm2_report.py")
-        text = filled(README.read_text(encoding="utf-8"), {"smollm2": lead(blocks)})
-        README.write_text(text, encoding="utf-8")
+        for page, text in quotes(blocks, options.folder).items():
+            page.write_text(quoted(page, text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,9 +20,10 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from scipy import stats
-from smollm2_report import COMPLETIONS, FIRST, GENERATIONS, ROOT, drawn, level, points
+from smollm2_blocks import COMPLETIONS, FIRST, GENERATIONS
+from smollm2_blocks import mean as known_mean
+from smollm2_report import ROOT, drawn, level, points
 from smollm2_report import controls as controls_of
-from smollm2_report import mean as known_mean
 from smollm2_width import (
     FOLDER,
     GAINS,

@@ -34,6 +34,8 @@ FOLDER, PAGE, PAPER = (
     ROOT / "docs/lab/arena-results.md",
     ROOT / "docs/lab/paper.md",
 )
+#: Blocks of these pages that benchmarks/smollm2_report.py writes.
+OTHERS = ("smollm2",)
 
 
 def summary(parts: Parts) -> list[str]:
@@ -270,7 +272,8 @@ def main() -> None:
     (FOLDER / "tables.md").write_text(text, encoding="utf-8")
     texts = blocks(parts, arena_page)
     for page in (PAGE, PAPER):
-        page.write_text(filled(page.read_text(encoding="utf-8"), texts), encoding="utf-8")
+        text = filled(page.read_text(encoding="utf-8"), texts, others=OTHERS)
+        page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

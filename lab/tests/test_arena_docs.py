@@ -290,7 +290,7 @@ def test_the_confirmations_were_tuned_as_they_say(folder) -> None:
 @pytest.mark.slow
 def test_every_block_of_the_page_is_as_the_program_writes_it() -> None:
     from arena_parts import Parts
-    from arena_report import FOLDER, PAPER, blocks, filled
+    from arena_report import FOLDER, OTHERS, PAPER, blocks, filled
 
     from trustclip_lab.arena.entry import read_entry
     from trustclip_lab.arena.page import contents, tables_text
@@ -300,6 +300,6 @@ def test_every_block_of_the_page_is_as_the_program_writes_it() -> None:
     made = blocks(Parts(entry), found)
     for page in (PAGE, PAPER):
         text = page.read_text(encoding="utf-8")
-        assert_alike(filled(text, made), text, TOLD)
+        assert_alike(filled(text, made, OTHERS), text, TOLD)
     tables, stored = tables_text(found), (FOLDER / "tables.md").read_text(encoding="utf-8")
     assert_alike(tables, stored[-len(tables) :], TOLD)

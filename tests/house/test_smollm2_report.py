@@ -1,5 +1,6 @@
 """The report of the runs with SmolLM2: its numbers made anew, and what is left out."""
 
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ from scipy import stats
 
 parquet = pytest.importorskip("pyarrow.parquet")
 import pyarrow as pa  # noqa: E402
+import smollm2_blocks as judged  # noqa: E402
 import smollm2_report as report  # noqa: E402
+import smollm2_theorem as theorem  # noqa: E402
 
 SEEDS, RATES = range(8), (3e-5, 9e-5)
 #: Share of right answers that an arm's policy has in the last generation, by rate.
@@ -34,7 +37,7 @@ def made(folder: Path, *, lost: tuple[Any, ...] = ()) -> Path:
                             "right": int(rng.binomial(64, share)),
                             "entropy": 1.0 - 0.05 * number,
                             "gated": None if arm == "none" else 0.02,
-                            "k3": 0.001,
+                            "k3": 0.001 / level,
                         }
                     )
                 for update, score in ((0, 0.3), (256, level)):
@@ -77,6 +80,60 @@ def test_contrasts_are_paired_t_tests_of_blocks_with_holms_correction(tmp_path: 
         corrected[arm] = before = max(before, min(times * p_values[arm], 1.0))
     for arm, one in report.tested(report.read(folder)).items():
         assert one.p_holm == pytest.approx(corrected[arm])
+
+
+def test_every_verdict_has_one_ruler() -> None:
+    """A corrected interval leaves out 0 exactly where Holm's p is below 5 %."""
+    told = set()
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        differences = list(rng.normal([[0.02], [0.01], [0.0]], 0.02, size=(3, 6)))
+        for d, one in zip(differences, judged.family(differences).values(), strict=True):
+            outside = not one.corrected.low <= 0 <= one.corrected.high
+            assert outside == (one.p_holm < 0.05) and not (outside and one.word == "open")
+            told.add((outside, one.difference.low <= 0 <= one.difference.high))
+            signs = np.array([*product((-1, 1), repeat=6)]) @ d
+            assert one.flips == np.mean(np.abs(signs) >= abs(d.sum()) - 1e-12)
+            assert one.below == sum(d < 0) and one.flips_holm >= one.flips
+    assert (False, False) in told, "an interval that leaves out 0, and no verdict"
+
+
+def test_an_arm_has_learned_where_its_end_is_above_its_start(tmp_path: Path) -> None:
+    blocks = report.read(made(tmp_path))
+    assert blocks.start == pytest.approx(0.3, abs=0.1)
+    tests: Any = stats.ttest_1samp(blocks.end - blocks.start, 0, axis=-1)
+    p = tests.pvalue.ravel()
+    order = np.argsort(p)
+    corrected = np.maximum.accumulate(p[order] * np.arange(8, 0, -1))
+    assert judged.learned(blocks).ravel()[order].tolist() == (corrected <= 0.05).tolist()
+    flat = judged.replace(blocks, end=blocks.start + 0.001 * np.sin(np.arange(8)))
+    assert not judged.learned(flat).any()
+    assert "at 9.0e-5 no arm**" in report.learners(flat)
+
+
+def test_collapses_are_compared_with_those_of_shuffled_scores(tmp_path: Path) -> None:
+    blocks = report.read(made(tmp_path))
+    rng, scores = np.random.default_rng(0), blocks.right[0, 0, 0]
+    shuffled = rng.permuted(np.tile(scores, (20_000, 1)), axis=1)
+    gap = np.sort(scores)[-3:].mean() - shuffled[:, -3:].mean(axis=1)
+    assert blocks.collapsed_by_chance[0, 0, 0] == pytest.approx((gap >= 0.1).mean(), abs=0.02)
+
+
+def test_the_theorem_is_compared_with_its_predictions_in_any_order() -> None:
+    predicted, came = np.array([1, 1, 1, -1, 2, 0.0]), np.array([1, 1, -1, -1, 1, 1.0])
+    orders = [np.array(o) * came[:5] > 0 for o in permutations(predicted[:5])]
+    found = theorem.Signs.of(predicted, came)
+    assert (found.right, found.total) == (4, 5)
+    assert found.expected == pytest.approx(np.mean(orders) * 5)
+    assert found.p_base == pytest.approx(np.mean([order.sum() >= 4 for order in orders]))
+    x, y = np.random.default_rng(0).normal(size=(2, 24))
+    seeds = np.repeat(np.arange(8), 3)
+    draws = np.random.default_rng(0).integers(8, size=(10_000, 8))
+    rows = [np.concatenate([np.flatnonzero(seeds == seed) for seed in draw]) for draw in draws]
+    tail = stats.norm.cdf(np.sqrt(8 / 7) * stats.t.ppf(0.025, 7))
+    low, high = np.quantile([np.corrcoef(x[i], y[i])[0, 1] for i in rows], [tail, 1 - tail])
+    written = f"{np.corrcoef(x, y)[0, 1]:+.2f} [{low:.2f}, {high:.2f}]".replace("-", "−")
+    assert theorem.correlated(x, y, seeds.tolist()) == written
 
 
 def test_what_is_said_follows_from_tests_end_and_rates(tmp_path: Path) -> None:
@@ -125,7 +182,11 @@ def test_tables_are_written_into_their_places(tmp_path: Path) -> None:
     blocks = report.read(made(tmp_path))
     page = "A\n<!-- blocks -->old<!-- /blocks -->\nB\n"
     assert "8 blocks, 64 runs." in report.filled(page, report.tables(blocks))
-    assert report.tables(blocks)["contrasts"].count("`atr` −") == 3
+    assert report.tables(blocks)["contrasts"].count("`atr` −") == 6
+    looks = report.tables(blocks)["looks"].splitlines()[2:]
+    assert [row.split()[1] for row in looks] == ["3", "4", "5", "6"]
+    first = report.tested(report.read(cut_to(tmp_path, 3)))["clip"]
+    assert f"| 3 | {report.signed(first.difference.value)}, p {first.p_holm:.3f} |" in looks[0]
 
 
 def test_the_page_is_made_from_the_committed_tables() -> None:
@@ -140,9 +201,45 @@ def test_figure_and_readme_are_of_the_committed_tables(tmp_path: Path) -> None:
     assert len(blocks.seeds) >= report.ENOUGH
     _, svg = save(report.curves(blocks), tmp_path)
     assert svg.read_bytes() == (report.FOLDER / svg.name).read_bytes(), "smollm2_report.py"
+    for page, quoted in report.quotes(blocks, report.FOLDER).items():
+        text = page.read_text(encoding="utf-8")
+        assert "<!-- smollm2 -->" in text and text == report.quoted(page, quoted), page
     text = report.README.read_text(encoding="utf-8")
-    assert text == report.filled(text, {"smollm2": report.lead(blocks)}), "smollm2_report.py"
     assert "<!-- smollm2 -->" in text.partition("## Results\n")[2].partition("\n## ")[0]
+
+
+def test_what_is_quoted_is_what_the_committed_tables_say() -> None:
+    """From the rows alone, without a function of ours."""
+    rows = parquet.read_table(report.FOLDER / "answers.parquet").to_pylist()
+    share: dict[tuple[Any, ...], float] = {}
+    for row in rows:
+        key = row["arm"], row["rate"], row["seed"], row["update"] > 0
+        share[key] = share.get(key, 0.0) + row["right"] / 512
+    rates = sorted({row["rate"] for row in rows})
+
+    def cell(arm: str, rate: float, end: bool = True) -> Any:
+        return np.array([share[arm, rate, seed, end] for seed in range(6)])
+
+    def written(d: Any) -> str:
+        low, high = stats.ttest_1samp(d, 0).confidence_interval()
+        return f"{100 * d.mean():.1f} [{100 * low:.1f}, {100 * high:.1f}]".replace("-", "−")
+
+    ends = {arm: np.mean([cell(arm, rate) for rate in rates], axis=0) for arm in report.ARMS}
+    gap = ends["atr"] - ends["clip"]
+    told = report.told(report.read(report.FOLDER))
+    assert max(ends, key=lambda arm: ends[arm].mean()) == "clip" and (gap < 0).all()
+    assert "the ordinary clip did best:**" in told["clip"]
+    assert f"{written(gap)} points at the end, below 0 in 6 of 6 blocks" in told["clip"]
+    for rate in rates:
+        d = cell("none", rate) - cell("none", rate, end=False)
+        assert written(d) in told["none"] and d.mean() < 0
+    assert "nothing was learned" in told["none"] and "sign flips 2/64" in told["none"]
+
+
+def test_no_page_has_a_gain_over_none_without_the_loss_to_clip() -> None:
+    for page in (report.README, *(report.ROOT / "docs").rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        assert "`atr` − `none`" not in text or "`atr` − `clip`" in text, page
 
 
 def cut_to(folder: Path, seeds: int, without: tuple[Any, ...] = ()) -> Path:
@@ -183,7 +280,7 @@ def test_too_few_blocks_conclude_nothing(tmp_path: Path) -> None:
 
 def test_a_prediction_holds_if_all_of_the_interval_does() -> None:
     def held(low: float, high: float) -> str:
-        return report.held(report.Difference((low + high) / 2, low, high, 0.5), 0.0, 0.02)
+        return judged.held(judged.Interval((low + high) / 2, low, high), 0.0, 0.02)
 
     assert held(0.001, 0.019) == "holds"
     assert held(-0.03, -0.001) == held(0.021, 0.04) == "does not hold"
@@ -329,6 +426,7 @@ def test_branches_are_compared_by_state(tmp_path: Path) -> None:
     assert f"then differ by {size:.1f} mnat" in text
     p = min(1.0, 2 * sum(stats.binom.pmf(k, 9, 0.5) for k in range(right, 10)))
     r = np.corrcoef(np.array(pairs).T)[0, 1]
-    assert f"is right in {right} of 9 states (p = {p:.2g}); correlation {r:+.2f} [" in text
-    assert "independent. At the tokens' own places, 81 of 90 tokens have its sign." in text
+    assert f"is right in {right} of 9 states. A coin would be right in 4.5 (p {p:.2g})" in text
+    assert f"The correlation is {r:+.2f} [" in text
+    assert "resampled. At the tokens' own places 81 of 90 tokens have its sign." in text
     assert text.endswith("with π(a), as derived: too few states in which the two gates differ.")

@@ -31,7 +31,7 @@ from smollm2_controls import CONTROL, INERT, rows_of, twin_of
 
 import trustclip as tc
 from trustclip.logs.reader import find, read_run
-from trustclip.train.runs.directory import processor
+from trustclip.logs.writing.environment import processor
 
 FOLDER = Path(__file__).with_name("smollm2-width")
 #: Columns that say which run a row is of.

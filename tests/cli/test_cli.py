@@ -107,7 +107,11 @@ def test_doctor_does_the_arithmetic():
     assert done.returncode == 1 and "4 x 1 / 4 = 1" in done.stdout and "inert" in done.stdout
     assert trustclip("doctor").returncode == 0
     done = trustclip("doctor", "--gradient-accumulation-steps", "4", "--num-iterations", "2")
-    assert done.returncode == 0 and "can act" in done.stdout and "2 updates per generation" in done.stdout
+    assert (
+        done.returncode == 0
+        and "can act" in done.stdout
+        and "2 updates per generation" in done.stdout
+    )
 
 
 @pytest.mark.parametrize(

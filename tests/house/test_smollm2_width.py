@@ -15,7 +15,7 @@ import smollm2_width_report as report  # noqa: E402
 import yaml  # noqa: E402
 
 import trustclip as tc  # noqa: E402
-from trustclip.train.runs.directory import processor  # noqa: E402
+from trustclip.logs.writing.environment import processor  # noqa: E402
 
 KIND = "A kind (family 1)"
 Cell = tuple[str, float]

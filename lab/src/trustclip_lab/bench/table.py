@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as Rich
 
+from trustclip.logs.writing.environment import processor
 from trustclip.support.text import markdown_table
-from trustclip.train.runs.directory import processor
 
 Cell = str | float | int | None
 

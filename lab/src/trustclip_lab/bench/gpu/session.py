@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from trustclip.logs.writing.environment import versions
 from trustclip.support.jsonl import append_jsonl, read_jsonl, read_mapping, write_json, write_text
 from trustclip.support.names import unknown
 from trustclip.support.text import markdown_table
-from trustclip.train.runs.directory import versions
 from trustclip_lab.bench.counts import check_counts
 from trustclip_lab.bench.gpu import STAGES, record
 from trustclip_lab.bench.gpu.cases import CannotRun, Case, Place, Row, Stage, stage

@@ -1,6 +1,6 @@
 r"""Sampler against trainer on the first completions: do they agree, and if not, why?
 
-The differences $d_t$ of the two log-probabilities of each token carry the mark of their cause. A
+The differences $d_t$ of the two log-probabilities of each token carry the trace of their cause. A
 sampler at another temperature has, to first order, $d_t$ in proportion to
 $\log\pi(y_t) + H_t$: the score of the temperature. One that samples from a renormalised part of the
 vocabulary finds every token a little likelier, by at most the share that it left out; one whose
@@ -31,7 +31,7 @@ from trustclip.findings.facts import (
     KERNELS,
     ONE_SIDED,
 )
-from trustclip.findings.mismatch.marks import Cause, Growth, Marks, cause_of, likely, marks_of
+from trustclip.findings.mismatch.traces import Cause, Growth, Traces, cause_of, likely, traces_of
 
 
 @dataclass(frozen=True)
@@ -70,36 +70,36 @@ def compare(pairs: Pairs) -> Verdict:
             f"a comparison needs at least {FEWEST_TOKENS} tokens, got {len(pairs.trainer)}: raise "
             "the number of completions, or their length."
         )
-    marks = marks_of(pairs)
-    cause = cause_of(marks)
+    traces = traces_of(pairs)
+    cause = cause_of(traces)
     # The largest mean with which training can go on. Weights a few updates old have a tail as
     # routing has, on top of more than half precision makes.
-    limit = {"none": marks.other, "precision": marks.other, "tail": marks.half}.get(cause, -1.0)
-    slight = marks.mean <= limit
-    sharper = slight and likely(marks)
-    parts = [_numbers(marks), _floor(marks), _WHY[cause](marks, pairs)]
+    limit = {"none": traces.other, "precision": traces.other, "tail": traces.half}.get(cause, -1.0)
+    slight = traces.mean <= limit
+    sharper = slight and likely(traces)
+    parts = [_numbers(traces), _floor(traces), _WHY[cause](traces, pairs)]
     parts += [_SHARPER] if sharper else []
     title = _TITLES[cause]
     if sharper:
         title = "drawn from a sharper distribution than reported"
-    elif cause == "precision" and marks.between:
+    elif cause == "precision" and traces.between:
         title = "noise below that of bfloat16: a finer precision, or slightly older weights"
     return Verdict(cause, " ".join(filter(None, parts)), slight and not sharper, title)
 
 
-def _numbers(marks: Marks) -> str:
-    if marks.largest == 0:
-        return f"Sampler and trainer agree to the bit on all {marks.tokens:,} tokens."
+def _numbers(traces: Traces) -> str:
+    if traces.largest == 0:
+        return f"Sampler and trainer agree to the bit on all {traces.tokens:,} tokens."
     return (
-        f"On {marks.tokens:,} tokens, sampler and trainer differ by {marks.mean:.2g} nats on "
-        f"average and by {marks.largest:.2g} at most; {marks.identical:.0%} are equal to the bit."
+        f"On {traces.tokens:,} tokens, sampler and trainer differ by {traces.mean:.2g} nats on "
+        f"average and by {traces.largest:.2g} at most; {traces.identical:.0%} are equal to the bit."
     )
 
 
-def _floor(marks: Marks) -> str:
+def _floor(traces: Traces) -> str:
     """How much the trainer differs from itself."""
-    floor = marks.floor
-    if floor is None or marks.mean <= KERNELS:
+    floor = traces.floor
+    if floor is None or traces.mean <= KERNELS:
         return ""
     return (
         f"The trainer differs from itself by {floor.kernels:.2g} nats where only the batch or the "
@@ -107,10 +107,10 @@ def _floor(marks: Marks) -> str:
     )
 
 
-def _temperature(marks: Marks, pairs: Pairs) -> str:
-    size = f"about {1 / max(1 - marks.slope, 0.1):.2g} times"
-    if marks.explained < EXACT:
-        size = "well below" if marks.slope < 0 else "well above"
+def _temperature(traces: Traces, pairs: Pairs) -> str:
+    size = f"about {1 / max(1 - traces.slope, 0.1):.2g} times"
+    if traces.explained < EXACT:
+        size = "well below" if traces.slope < 0 else "well above"
     return (
         "The differences are those of a temperature: the sampler's log-probabilities belong to one "
         f"{size} the trainer's. Either the sampler "
@@ -120,26 +120,26 @@ def _temperature(marks: Marks, pairs: Pairs) -> str:
     )
 
 
-def _precision(marks: Marks, pairs: Pairs) -> str:
+def _precision(traces: Traces, pairs: Pairs) -> str:
     return (
-        f"{_size(marks)} Training can go on. Weights that were not sent look alike at first: "
+        f"{_size(traces)} Training can go on. Weights that were not sent look alike at first: "
         "sampler/abs then rises with every update. Watch it and sampler/sequence_ess, and correct "
         "for it (tis, icepop, or anchor 'rollout') if they drift."
     )
 
 
-def _size(marks: Marks) -> str:
+def _size(traces: Traces) -> str:
     """Noise on both sides: possible causes of its size."""
-    floor, half = marks.floor, f"{HALF_PRECISION:g}"
-    if marks.between and floor is not None:
+    floor, half = traces.floor, f"{HALF_PRECISION:g}"
+    if traces.between and floor is not None:
         eighth = FINER * floor.half
-        finer = eighth / FINER_FACTOR < marks.mean < eighth * FINER_FACTOR
+        finer = eighth / FINER_FACTOR < traces.mean < eighth * FINER_FACTOR
         text = "It is noise on both sides, more than other kernels make and less than bfloat16: "
         one = "of the size that float16 or TF32 makes, or " if finer else ""
         return f"{text}{one}weights that are an update or two old."
-    if marks.mean > marks.half:
+    if traces.mean > traces.half:
         most = f"up to {half} nats" if floor is None else "that of this model"
-        times = "" if floor is None else f", {marks.mean / floor.half:.1f} times as much here"
+        times = "" if floor is None else f", {traces.mean / floor.half:.1f} times as much here"
         return (
             f"It is noise on both sides, more than half precision usually makes ({most}{times}): "
             "quantised weights (8 bits make about twice as much as bfloat16), or weights some "
@@ -160,25 +160,25 @@ def _size(marks: Marks) -> str:
     return f"{text}in the sampler, the trainer or both){follows}."
 
 
-def _tail(marks: Marks, pairs: Pairs) -> str:
+def _tail(traces: Traces, pairs: Pairs) -> str:
     return (
-        f"It is not noise on all tokens alike: {100 * marks.tail:.2g} % of the tokens, by "
-        f"{marks.tail_mean:.2g} nats on average, have {100 * marks.tail_weight:.0f} % of the "
+        f"It is not noise on all tokens alike: {100 * traces.tail:.2g} % of the tokens, by "
+        f"{traces.tail_mean:.2g} nats on average, have {100 * traces.tail_weight:.0f} % of the "
         "squared differences. A mixture of experts does this where sampler and trainer route a "
         "token to other experts: replay the sampler's routing if the engine can, or mask these "
         "tokens (icepop), and watch sampler/sequence_ess. In a dense model no precision does: then "
         "the sampler's weights are some updates old, or single tokens are wrong (gates.jsonl, "
-        f"column `worst`).{_floor_tail(marks)}"
+        f"column `worst`).{_floor_tail(traces)}"
     )
 
 
-def _floor_tail(marks: Marks) -> str:
+def _floor_tail(traces: Traces) -> str:
     """Whether the trainer has such a tail against itself, which only routing makes."""
-    if marks.floor is None:
+    if traces.floor is None:
         return ""
-    if 2 * marks.floor.tail > marks.tail:
+    if 2 * traces.floor.tail > traces.tail:
         return (
-            f" The trainer has such a tail against itself, on {100 * marks.floor.tail:.2g} % of "
+            f" The trainer has such a tail against itself, on {100 * traces.floor.tail:.2g} % of "
             "the tokens: it is the model's own, which is routing."
         )
     return " The trainer has no such tail against itself."
@@ -188,32 +188,32 @@ def _growth(growth: Growth) -> str:
     return f"{growth.last:.2g} nats against {growth.first:.2g}, {growth.times:.1f} times as much"
 
 
-def _depth(marks: Marks, pairs: Pairs) -> str:
-    assert marks.depth is not None
+def _depth(traces: Traces, pairs: Pairs) -> str:
+    assert traces.depth is not None
     return (
         "The two agree at the beginning of a completion and drift apart along it: in the last "
-        f"quarter of the places the difference, over 1 - p, is {_growth(marks.depth)} as in the "
+        f"quarter of the places the difference, over 1 - p, is {_growth(traces.depth)} as in the "
         "first. No precision does this: the engines read another context. Suspect the sampler's "
         "cache of keys and values (precision, eviction, prefix sharing), positions (RoPE scaling, "
         "padding), or a sliding window that one of them has not."
     )
 
 
-def _stale(marks: Marks, pairs: Pairs) -> str:
-    assert marks.stale is not None
+def _stale(traces: Traces, pairs: Pairs) -> str:
+    assert traces.stale is not None
     return (
         "It grows with the age of a sample: on tokens from older weights the difference, over "
-        f"1 - p, is {_growth(marks.stale)} as on the freshest. The engines agree and the samples "
+        f"1 - p, is {_growth(traces.stale)} as on the freshest. The engines agree and the samples "
         "are stale: a smaller lag (max_staleness, fewer generations in flight) fixes it, a "
         "correction (tis, icepop, or anchor 'rollout') compensates for it."
     )
 
 
-def _prompt(marks: Marks, pairs: Pairs) -> str:
+def _prompt(traces: Traces, pairs: Pairs) -> str:
     where = (
         f"The first {EARLY} tokens of a completion differ most, "
-        f"{marks.early.times:.1f} times as much as the others:"
-        if marks.early is not None and marks.early.times > 1.5
+        f"{traces.early.times:.1f} times as much as the others:"
+        if traces.early is not None and traces.early.times > 1.5
         else "The trainer finds the text itself improbable:"
     )
     return (
@@ -222,10 +222,10 @@ def _prompt(marks: Marks, pairs: Pairs) -> str:
     )
 
 
-def _truncation(marks: Marks, pairs: Pairs) -> str:
+def _truncation(traces: Traces, pairs: Pairs) -> str:
     cut = "samples from a part of the vocabulary"
-    if marks.up <= ONE_SIDED * marks.down:
-        nucleus = math.exp(marks.lowest)
+    if traces.up <= ONE_SIDED * traces.down:
+        nucleus = math.exp(traces.lowest)
         text = (
             f"The sampler finds every token likelier, never less likely: it {cut} "
             f"(top_p of about {nucleus:.2g}, or top_k or min_p)"
@@ -233,7 +233,7 @@ def _truncation(marks: Marks, pairs: Pairs) -> str:
     else:
         text = (
             f"The tokens are likelier to the sampler, by more than noise on both sides explains: "
-            f"the ratios trainer / sampler have the mean {1 - marks.left_out:.3g} in place of 1. "
+            f"the ratios trainer / sampler have the mean {1 - traces.left_out:.3g} in place of 1. "
             f"It {cut} (top_p, top_k or min_p)"
         )
     return (
@@ -243,10 +243,10 @@ def _truncation(marks: Marks, pairs: Pairs) -> str:
     )
 
 
-def _outliers(marks: Marks, pairs: Pairs) -> str:
-    far = (pairs.trainer - pairs.sampler).abs() > max(10 * marks.median, marks.largest / 10)
+def _outliers(traces: Traces, pairs: Pairs) -> str:
+    far = (pairs.trainer - pairs.sampler).abs() > max(10 * traces.median, traces.largest / 10)
     text = (
-        f"They agree except on {int(far.sum())} tokens, with {marks.top:.0%} of the difference: "
+        f"They agree except on {int(far.sum())} tokens, with {traces.top:.0%} of the difference: "
         "usually tokens that were decoded and tokenised again, special tokens, or a vocabulary of "
         "another size. Send token ids, not text, from the sampler to the trainer."
     )
@@ -257,28 +257,28 @@ def _outliers(marks: Marks, pairs: Pairs) -> str:
     return text
 
 
-def _weights(marks: Marks, pairs: Pairs) -> str:
-    times = "" if marks.floor is None else f" ({marks.mean / marks.floor.half:.1f} times here)"
+def _weights(traces: Traces, pairs: Pairs) -> str:
+    times = "" if traces.floor is None else f" ({traces.mean / traces.floor.half:.1f} times here)"
     text = (
         f"That is more than half precision makes{times}, on both sides: the sampler has other "
         "weights (LoRA adapters not merged or not synchronised, an older checkpoint, a coarse "
         "quantisation), or reads another prompt (chat template, BOS token)."
     )
-    if marks.early is not None and marks.early.times > 1.5:
+    if traces.early is not None and traces.early.times > 1.5:
         text += (
-            f" It is {marks.early.times:.1f} times as large on the first {EARLY} tokens of a "
+            f" It is {traces.early.times:.1f} times as large on the first {EARLY} tokens of a "
             "completion, which points to the prompt."
         )
     return text
 
 
-_WHY: dict[Cause, Callable[[Marks, Pairs], str]] = {
-    "none": lambda marks, pairs: "",
+_WHY: dict[Cause, Callable[[Traces, Pairs], str]] = {
+    "none": lambda traces, pairs: "",
     "precision": _precision,
     "tail": _tail,
     "temperature": _temperature,
     "truncation": _truncation,
-    "padding": lambda marks, pairs: (
+    "padding": lambda traces, pairs: (
         "The sampler finds the tokens less likely than the trainer: its vocabulary has rows that "
         "the trainer's lacks (padding of the output head, added tokens). Give both the same "
         "vocabulary size, or let the sampler mask the padding."

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trustclip.constraints.sampler import Pairs
 from trustclip.findings.facts import PART
-from trustclip.findings.mismatch.marks import in_tail, per_room
+from trustclip.findings.mismatch.traces import in_tail, per_room
 from trustclip.findings.rows import percent
 
 #: Edges of the probabilities of a token.

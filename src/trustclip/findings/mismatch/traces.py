@@ -1,4 +1,4 @@
-"""The marks that a sampler's mismatch leaves in the differences of log-probabilities; their cause.
+"""The traces that a sampler's mismatch leaves in the differences of log-probabilities; their cause.
 
 See `trustclip.findings.mismatch.agreement`, which puts them into words.
 """
@@ -71,7 +71,7 @@ class Floor:
 
 
 @dataclass(frozen=True)
-class Marks:
+class Traces:
     """Numbers of the differences d = log p(trainer) - log p(sampler), nats."""
 
     tokens: int
@@ -134,7 +134,7 @@ class Growth(NamedTuple):
         return self.last / max(self.first, 1e-30)
 
 
-def marks_of(pairs: Pairs) -> Marks:
+def traces_of(pairs: Pairs) -> Traces:
     a, d = pairs.trainer.double(), pairs.trainer.double() - pairs.sampler.double()
     size = d.abs()
     top = size.sort(descending=True).values[: max(len(d) // 50, 1)].sum() / size.sum()
@@ -151,7 +151,7 @@ def marks_of(pairs: Pairs) -> Marks:
         if centred_score.any() and centred_d.any():
             slope = covariance / centred_score.square().sum().item()
             explained = slope * covariance / centred_d.square().sum().item()  # R²
-    return Marks(
+    return Traces(
         tokens=len(d),
         mean=size.mean().item(),
         median=size.median().item(),
@@ -259,52 +259,52 @@ def _errors(x: Tensor) -> float:
     return (x.mean() / (x.std() / len(x) ** 0.5)).nan_to_num(posinf=0.0, neginf=0.0).item()
 
 
-def cause_of(marks: Marks) -> Cause:
-    if marks.mean <= KERNELS and marks.largest <= KERNELS_MOST:
+def cause_of(traces: Traces) -> Cause:
+    if traces.mean <= KERNELS and traces.largest <= KERNELS_MOST:
         return "none"
-    concentrated = marks.top >= OUTLIERS and marks.median <= OUTLIERS_MEDIAN
-    if concentrated and marks.tail_mean > FAR:
+    concentrated = traces.top >= OUTLIERS and traces.median <= OUTLIERS_MEDIAN
+    if concentrated and traces.tail_mean > FAR:
         return "outliers"
-    if _is_temperature(marks):
+    if _is_temperature(traces):
         return "temperature"
-    below = marks.left_out > SHIFT_BELOW and marks.left_out_z > SHIFT
-    if marks.up <= ONE_SIDED * marks.down or below:
+    below = traces.left_out > SHIFT_BELOW and traces.left_out_z > SHIFT
+    if traces.up <= ONE_SIDED * traces.down or below:
         # What a truncated sampler draws is likelier than the entropy says, not less likely.
-        return "prompt" if unlikely(marks) else "truncation" if marks.mean < FAR else "weights"
-    above = marks.left_out < -SHIFT_ABOVE and marks.left_out_z < -SHIFT
-    if marks.down <= ONE_SIDED * marks.up or above:
+        return "prompt" if unlikely(traces) else "truncation" if traces.mean < FAR else "weights"
+    above = traces.left_out < -SHIFT_ABOVE and traces.left_out_z < -SHIFT
+    if traces.down <= ONE_SIDED * traces.up or above:
         return "padding"
-    return _two_sided_cause(marks, concentrated)
+    return _two_sided_cause(traces, concentrated)
 
 
-def _two_sided_cause(marks: Marks, concentrated: bool) -> Cause:
+def _two_sided_cause(traces: Traces, concentrated: bool) -> Cause:
     """The cause of noise on both sides."""
-    if _grows(marks.stale):
+    if _grows(traces.stale):
         return "stale"
-    if _grows(marks.depth):
+    if _grows(traces.depth):
         return "depth"
-    early = marks.early  # where the first tokens of a completion differ most
+    early = traces.early  # where the first tokens of a completion differ most
     far = early is not None and early.times > EARLY_TIMES and early.errors > EARLY_ERRORS
-    if far and marks.mean > marks.half:
+    if far and traces.mean > traces.half:
         return "prompt"
     fewest, most = TAIL_TOKENS
-    heavy = marks.tail_weight >= TAIL_WEIGHT and fewest <= marks.tail <= most
-    if concentrated or (heavy and marks.bulk <= marks.other):
+    heavy = traces.tail_weight >= TAIL_WEIGHT and fewest <= traces.tail <= most
+    if concentrated or (heavy and traces.bulk <= traces.other):
         return "tail"
-    return "precision" if marks.mean <= marks.other else "weights"
+    return "precision" if traces.mean <= traces.other else "weights"
 
 
-def _is_temperature(marks: Marks) -> bool:
-    one_sided = min(marks.up, marks.down) <= ONE_SIDED * max(marks.up, marks.down)
-    if marks.explained >= EXPLAINED and not one_sided:
+def _is_temperature(traces: Traces) -> bool:
+    one_sided = min(traces.up, traces.down) <= ONE_SIDED * max(traces.up, traces.down)
+    if traces.explained >= EXPLAINED and not one_sided:
         return True
     # Far from the trainer's temperature the effect is neither linear nor on both sides.
-    return marks.largest > FAR and marks.explained >= EXPLAINED_FAR and not unlikely(marks)
+    return traces.largest > FAR and traces.explained >= EXPLAINED_FAR and not unlikely(traces)
 
 
-def likely(marks: Marks) -> bool:
-    return marks.surprise_z > SURPRISE and marks.surprise > SURPRISE_MEAN
+def likely(traces: Traces) -> bool:
+    return traces.surprise_z > SURPRISE and traces.surprise > SURPRISE_MEAN
 
 
-def unlikely(marks: Marks) -> bool:
-    return marks.surprise_z < -SURPRISE and marks.surprise < -SURPRISE_MEAN
+def unlikely(traces: Traces) -> bool:
+    return traces.surprise_z < -SURPRISE and traces.surprise < -SURPRISE_MEAN

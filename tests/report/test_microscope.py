@@ -18,7 +18,7 @@ from patience import until
 import trustclip as tc
 from trustclip.cli.main import main
 from trustclip.constraints.shadow import label
-from trustclip.logs.suggest import suggest
+from trustclip.findings.suggest import suggest
 from trustclip.logs.tokens import TokenRow, write_tokens
 from trustclip.logs.watched import watch
 from trustclip.report import microscope

@@ -96,7 +96,7 @@ def suggest(argv: Sequence[str]) -> int:
         return 0 if argv else 2
     name, *rest = argv
     rest, text = split_option(rest, "--share")
-    from trustclip.logs.suggest import suggest as find
+    from trustclip.findings.suggest import suggest as find
 
     method, logs = method_from(name, rest, f"suggest {name}")
     if not logs:

@@ -1,96 +1,19 @@
-"""What the JSON files of a checkpoint may hold: names, and the type of each value.
+"""What JSON files may hold: names, and the type of each value; other content is one error."""
 
-A manifest's hashes find damage, not forgery. So before anything of a run is touched, its state is
-checked against these types, and content that no trainer writes is one error with file and key.
-"""
-
-import json
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Any
 
-from pydantic import ConfigDict, Field, Strict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 from typing_extensions import TypeAliasType, TypedDict
 
-_STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
-#: More of these files than a schema names comes from other releases of Transformers.
-_OPEN = ConfigDict(strict=True, extra="allow", arbitrary_types_allowed=True)
+STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
+#: More keys than a schema names are allowed: those of other releases, or of Transformers.
+OPEN = ConfigDict(strict=True, extra="allow", arbitrary_types_allowed=True)
 
-Count = Annotated[int, Field(ge=0)]
 Number = int | float | Tensor
 #: Numbers by name, at any depth.
 Numbers = TypeAliasType("Numbers", "dict[str, int | float | Numbers]")
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-class _Extent(TypedDict):
-    __pydantic_config__ = _STRICT  # type: ignore[misc]
-    bytes: Count
-    sha256: Digest
-    chain: NotRequired[list[Annotated[tuple[Count, Digest], Strict(False)]]]  # JSON has lists
-
-
-class _Identity(TypedDict):
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
-    processes: Count
-    per_device_train_batch_size: Count
-
-
-class Shared(TypedDict):
-    """``shared.json``: the identity of the training, and the extents of its append-only files."""
-
-    __pydantic_config__ = _STRICT  # type: ignore[misc]
-    identity: _Identity
-    cursor: dict[str, Count | _Extent]
-
-
-class _Exported(TypedDict):
-    __pydantic_config__ = _STRICT  # type: ignore[misc]
-    args: dict[str, Any]
-    attributes: dict[str, Any]
-
-
-class State(TypedDict):
-    """``trainer_state.json``, of which Transformers writes more."""
-
-    __pydantic_config__ = _OPEN  # type: ignore[misc]
-    global_step: Count
-    max_steps: int
-    epoch: float | None
-    num_train_epochs: int
-    logging_steps: float
-    eval_steps: float
-    save_steps: float
-    train_batch_size: int | None
-    num_input_tokens_seen: int
-    total_flos: float
-    log_history: list[dict[str, bool | int | float | str | None]]
-    best_metric: NotRequired[float | None]
-    best_global_step: NotRequired[int | None]
-    best_model_checkpoint: NotRequired[None]
-    trial_name: NotRequired[None]
-    trial_params: NotRequired[None]
-    stateful_callbacks: dict[str, list[_Exported]]
-
-
-class _Random(TypedDict):
-    __pydantic_config__ = _STRICT  # type: ignore[misc]
-    python: tuple[int, tuple[int, ...], float | None]
-    numpy: tuple[Any, ...]
-    torch: Tensor
-    cuda: NotRequired[Tensor]
-
-
-class _Loop(TypedDict):
-    __pydantic_config__ = _STRICT  # type: ignore[misc]
-    loss: Tensor
-    logged: int
-    order: int | None
-
-
-#: Metrics not yet logged, by mode and name.
-Metrics = dict[Literal["train", "eval"], dict[str, list[Number]]]
 
 
 def mapping(name: str, types: Mapping[str, Any], *, total: bool = True, more: bool = False) -> Any:
@@ -105,15 +28,8 @@ def mapping(name: str, types: Mapping[str, Any], *, total: bool = True, more: bo
     """
     make: Any = TypedDict  # with names that no class could have written out
     kind = make(name, dict(types), total=total)
-    kind.__pydantic_config__ = _OPEN if more else _STRICT
+    kind.__pydantic_config__ = OPEN if more else STRICT
     return kind
-
-
-def rank_of(progress: Mapping[str, Any], carried: Mapping[str, Any]) -> Any:
-    """The type of ``rank-N.json``, from those of what a trainer carries from update to update."""
-    own = mapping("Carried", carried, total=False)  # earlier releases carried fewer
-    inner = mapping("Progress", {"carried": own, **progress})
-    return mapping("Rank", {"random": _Random, "loop": _Loop, "progress": inner})
 
 
 def conform(value: Any, kind: Any, where: str) -> None:
@@ -125,44 +41,3 @@ def conform(value: Any, kind: Any, where: str) -> None:
         key = ".".join(str(part)[:80] for part in first["loc"]) or "its content"
         reason = first["msg"][:1].lower() + first["msg"][1:]
         raise ValueError(f"{where}: {key}: {reason}.") from error
-
-
-def alike(value: Any, own: Any, where: str) -> None:
-    """Compare a state with that of the object that will load it: the same kinds of values.
-
-    Keys of only one of them, and values that are None in either, are not compared.
-
-    Example:
-      >>> alike({"last_epoch": 3}, {"last_epoch": 0}, "optimizer.json: scheduler")
-      >>> alike({"last_epoch": []}, {"last_epoch": 0}, "optimizer.json: scheduler")
-      Traceback (most recent call last):
-      ...
-      ValueError: optimizer.json: scheduler.last_epoch is a list, not a number.
-    """
-    if value is None or own is None:
-        return
-    kinds = _kind(value), _kind(own)
-    if kinds[0] != kinds[1]:
-        raise ValueError(f"{where} is a {kinds[0]}, not a {kinds[1]}.")
-    if isinstance(own, Mapping):
-        for key in own.keys() & value.keys():
-            alike(value[key], own[key], f"{where}.{key}")
-    elif isinstance(own, list | tuple):
-        for number, pair in enumerate(zip(value, own, strict=False)):
-            alike(*pair, f"{where}.{number}")
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, int | float | Tensor):
-        return "number"
-    return "dictionary" if isinstance(value, Mapping) else type(value).__name__
-
-
-def read_json(file: Path) -> Any:
-    """The value in a JSON file of a checkpoint."""
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except RecursionError as error:
-        raise ValueError(f"{file} is nested too deeply.") from error
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}.") from error

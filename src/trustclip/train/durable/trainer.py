@@ -27,10 +27,10 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
-from trustclip.support import schemas
 from trustclip.support.names import TrainingError
+from trustclip.support.schemas import Number, conform
 from trustclip.support.stops import on_request, say_at_once
-from trustclip.train.durable import states, weights
+from trustclip.train.durable import schemas, states, weights
 from trustclip.train.durable.exactness import check_identity, check_settings, identity
 from trustclip.train.durable.layouts import layout_of
 from trustclip.train.durable.mirror import Mirror
@@ -70,7 +70,7 @@ class Durable(Trainer):
     """
 
     #: Attributes that carry over to the next update and Transformers does not store, with types.
-    _carried: ClassVar[dict[str, Any]] = {"_total_train_tokens": schemas.Number}
+    _carried: ClassVar[dict[str, Any]] = {"_total_train_tokens": Number}
     #: Types of what `_progress` holds beside them.
     _in_progress: ClassVar[dict[str, Any]] = {"metrics": schemas.Metrics, "rewards": list[Any]}
     #: Arguments that give the stored data position and samples their meaning.
@@ -393,7 +393,7 @@ class Durable(Trainer):
     def _read(self, folder: Path) -> None:
         """Read what this rank continues from, and refuse content that no trainer writes."""
         state = schemas.read_json(folder / _STATE)
-        schemas.conform(state, schemas.State, f"{folder}/{_STATE}")
+        conform(state, schemas.State, f"{folder}/{_STATE}")
         names = {field.name for field in dataclasses.fields(TrainerState)}
         for name in sorted(state.keys() - names):
             raise ValueError(f"{folder}/{_STATE}: {name!r} is none of the names in it.")
@@ -416,7 +416,7 @@ class Durable(Trainer):
     def _of_rank(self, folder: Path, rank: int) -> dict[str, Any]:
         state = states.load(folder, f"rank-{rank}", self.accelerator.device)
         kind = schemas.rank_of(self._in_progress, self._carried)
-        schemas.conform(state, kind, f"{folder}/rank-{rank}.json")
+        conform(state, kind, f"{folder}/rank-{rank}.json")
         return state
 
     def _redistributed(self, stored: list[dict[str, Any]]) -> dict[str, Any]:

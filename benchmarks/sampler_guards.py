@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator
 from statistics import median
 
-from trustclip.train.watch import trends
+from trustclip.findings.live import trends
 
 GENERATIONS = 200
 KINDS = {

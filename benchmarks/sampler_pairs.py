@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trustclip.constraints.sampler import Pairs
 from trustclip.engines.trl.sampling.sampled import recorded
+from trustclip.engines.trl.scoring.floor import floor_of
 from trustclip.findings.mismatch.agreement import compare
 from trustclip.logs.pairs import read_pairs as read
-from trustclip.train.watch.floor import floor_of
 
 PROMPTS, TOKENS, ROWS = 48, 80, 16
 #: An engine that loses its cache keeps so many tokens of context, in blocks of so many.

@@ -20,6 +20,6 @@ from trustclip.constraints.registry import method as method
 from trustclip.constraints.registry import penalty as penalty
 from trustclip.constraints.rosetta import preset as preset
 from trustclip.constraints.rosetta import presets as presets
-from trustclip.train.watch.recorder import Recorder as Recorder
+from trustclip.findings.live.recorder import Recorder as Recorder
 
 __version__: str

@@ -14,10 +14,10 @@ from torch import Tensor
 from trustclip.constraints.sampler import Pairs
 from trustclip.engines.trl.recording.mismatch import Mismatch
 from trustclip.findings.facts import FEWEST_TOKENS as FEWEST
+from trustclip.findings.live.first import FirstCompletions
 from trustclip.findings.mismatch.agreement import compare
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.settings.stages import DemoSettings
-from trustclip.train.watch.callbacks import FirstCompletions
 
 ROWS, TIME, PROMPT = 40, 48, 6
 

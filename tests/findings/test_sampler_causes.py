@@ -15,9 +15,9 @@ import torch
 import trustclip as tc
 from trustclip.constraints.noise import capped_weight, cut_by_noise, effective_share
 from trustclip.constraints.sampler import Pairs
+from trustclip.engines.trl.scoring.floor import WAYS, floor_of, with_floor
 from trustclip.findings.mismatch import anatomy, damage
 from trustclip.findings.mismatch.agreement import compare
-from trustclip.train.watch.floor import WAYS, floor_of, with_floor
 
 ROOT = Path(__file__).parents[2]
 
@@ -220,9 +220,9 @@ def test_doctor_tells_where_they_differ_and_what_it_costs(tmp_path, capsys) -> N
 def test_a_run_says_that_a_bound_lies_inside_the_noise(tmp_path) -> None:
     from rich.console import Console
 
+    from trustclip.findings.live.first import FirstCompletions
     from trustclip.train.runs.directory import RunDirectory
     from trustclip.train.settings.stages import DemoSettings
-    from trustclip.train.watch.callbacks import FirstCompletions
 
     for name, said in (("gspo", True), ("trpo", False)):
         run = RunDirectory(tmp_path / name, "demo", DemoSettings())

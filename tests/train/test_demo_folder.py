@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from trustclip.support.lock import only_process
 from trustclip.train import pipeline as module
-from trustclip.train.durable.lock import only_process
 from trustclip.train.files import demo_recipe
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.settings.stages import DemoSettings

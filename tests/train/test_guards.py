@@ -234,7 +234,7 @@ from trustclip.train.watch.guards import Guards
 state = PartialState(cpu=True)
 say = lambda *words: sys.stdout.write(" ".join(map(str, words)) + "\\n")  # at once, whole
 guards = Guards(lambda *said: say("said", *said[:2]))
-guards._is_main = state.is_main_process
+guards._leads = state.is_main_process
 parameter = torch.nn.Parameter(torch.ones(2))
 optimizer = torch.optim.AdamW([parameter], lr=0.1)
 args = SimpleNamespace(fp16=False, device=torch.device("cpu"))

@@ -16,10 +16,11 @@ from safetensors.torch import load_file
 from test_recipe_files import GOOD
 
 from trustclip.cli.main import main
+from trustclip.logs.samples import sample_rows
 from trustclip.support.jsonl import read_jsonl
-from trustclip.train.durable.lock import only_process
+from trustclip.support.lock import only_process
 from trustclip.train.problems.problem import Problem
-from trustclip.train.runs.directory import RunDirectory, samples
+from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.settings.stages import DemoSettings
 
 SMALL = {
@@ -52,7 +53,7 @@ def outcome(run):
     weights = {
         key: value.tolist() for key, value in load_file(run / "final/model.safetensors").items()
     }
-    return rows, [*samples(run)], read_jsonl(run / "gates.jsonl"), scores, weights
+    return rows, [*sample_rows(run)], read_jsonl(run / "gates.jsonl"), scores, weights
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_a_run_records_everything(whole):
     rows = read_jsonl(run / "metrics.jsonl")
     assert [row["step"] for row in rows if row["stage"] == "eval"] == [0, 4, 8]
     assert [row["step"] for row in rows if row["stage"] == "rl"] == [*range(1, 9)]
-    done = [*samples(run)]
+    done = [*sample_rows(run)]
     assert sum(row["stage"] == "rl" for row in done) == 2 * 64
     assert sum(row["stage"] == "eval" for row in done) == 3 * 8 * 2
     drawn = {(row["step"], row["index"]) for row in done if row["stage"] == "rl"}
@@ -153,17 +154,17 @@ def test_records_that_grow_are_cut_back(tmp_path):
 
 
 def test_samples_go_on_in_another_shard(tmp_path, monkeypatch):
-    monkeypatch.setattr("trustclip.train.runs.directory.SHARD_BYTES", 100)
+    monkeypatch.setattr("trustclip.logs.samples.SHARD_BYTES", 100)
     run = RunDirectory(tmp_path / "run", "demo", DemoSettings())
     for number in range(30):
         run.sample([{"number": number}])
     names = sorted(path.name for path in run.path.glob("samples*"))
     assert names[0] == "samples-00001.jsonl" and "samples.jsonl" in names and len(names) > 3
-    assert [row["number"] for row in samples(run.path)] == [*range(30)]
+    assert [row["number"] for row in sample_rows(run.path)] == [*range(30)]
 
 
 def test_files_of_the_user_are_left_alone_and_are_no_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr("trustclip.train.runs.directory.SHARD_BYTES", 10)
+    monkeypatch.setattr("trustclip.logs.samples.SHARD_BYTES", 10)
     run = RunDirectory(tmp_path / "run", "demo", DemoSettings())
     run.sample([{"step": 1}])
     own = ["samples_backup.jsonl", "samples-old.jsonl", "samples.jsonl.bak", "metrics-mine.jsonl"]
@@ -172,7 +173,7 @@ def test_files_of_the_user_are_left_alone_and_are_no_samples(tmp_path, monkeypat
     made = ["samples-00001.jsonl", "samples-rank1.jsonl", "samples-rank1-00001.jsonl"]
     for name in made:
         (run.path / name).write_text('{"step": 2}\n')
-    assert [row["step"] for row in samples(run.path)] == [1, 2, 2, 2]
+    assert [row["step"] for row in sample_rows(run.path)] == [1, 2, 2, 2]
     (run.path / "tokens").mkdir()
     own += ["samples-00007.jsonl", "samples-rank2-00001.jsonl", "tokens/update-mine.parquet"]
     for name in own[-3:]:  # names that the run could use, but has not
@@ -219,7 +220,7 @@ def test_rows_without_a_checkpoint_are_set_aside_when_training_starts_over(tmp_p
         aside = run.path / f"attempt-{number}"
         assert read_jsonl(aside / "metrics.jsonl") == [{"attempt": number}]
         assert sorted(p.name for p in aside.iterdir()) == ["metrics.jsonl", "samples.jsonl"]
-        assert [*samples(run.path)] == []
+        assert [*sample_rows(run.path)] == []
 
 
 @pytest.mark.parametrize(
@@ -267,7 +268,7 @@ def test_ranks_of_one_job_are_one_process(tmp_path, monkeypatch):
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from trustclip.train.durable.lock import only_process
+from trustclip.support.lock import only_process
 with only_process(Path(sys.argv[1])):
     if not os.fork():
         print(os.getpid(), flush=True)  # it has let go of the lock by now

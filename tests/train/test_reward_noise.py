@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from trustclip.engines.trl.recording.records import Generation
+from trustclip.logs.samples import sample_rows
 from trustclip.train.checks import complaints
 from trustclip.train.rewarding import Rewards, is_flipped
 from trustclip.train.rl import RunRecorder
-from trustclip.train.runs.directory import RunDirectory, samples
+from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.settings.stages import RLStage
 
 
@@ -59,7 +60,7 @@ def test_the_policy_is_told_the_opposite_and_the_file_the_truth(tmp_path, noise:
             )
     finally:
         rewards.close()
-    rows = list(samples(run.path))
+    rows = list(sample_rows(run.path))
     truth = [float(i % 2) for i in range(64)] * 4
     assert [row["reward"] for row in rows] == truth
     turned = [t != true for t, true in zip(told, truth, strict=True)]

@@ -68,7 +68,7 @@ class Pairs:
       lag: updates between the weights that sampled it and those of the trainer, if known.
       sequences: ids of prompt and completion, by the number of the completion, if known.
       floor: differences of the trainer from itself on these tokens, nats, by what was changed, NaN
-        where not measured; see `trustclip.train.watch.floor`.
+        where not measured; see `trustclip.engines.trl.scoring.floor`.
     """
 
     trainer: Tensor

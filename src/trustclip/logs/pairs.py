@@ -24,7 +24,7 @@ def read_pairs(path: Path) -> Pairs:
     Each line holds ``logp_old`` and ``logp_rollout``, lists of one number per token, nats, and may
     hold ``entropy`` (of the trainer's policy), ``tokens`` (ids), ``lag`` (updates since sampling)
     and ``floor_batch``, ``floor_head``, ``floor_precision``: differences of the trainer from
-    itself, null where not measured; see `trustclip.train.watch.floor`.
+    itself, null where not measured; see `trustclip.engines.trl.scoring.floor`.
 
     Raises:
       ValueError: a line without them, or with lists of different lengths.

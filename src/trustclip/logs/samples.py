@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trustclip.support.jsonl import Line, Row, parse_line, scan
+from trustclip.support.jsonl import Line, Row, parse_line, read_jsonl, scan
 
 #: What identifies a completion within its run.
 Key = tuple[Any, ...]
@@ -29,6 +29,8 @@ COLUMNS = (
 
 #: Shards of a run's samples: of the first rank, then of the others.
 SHARD = re.compile(r"(samples(?:-rank\d+)?)(?:-(\d{5,}))?\.jsonl")
+#: A shard of samples is followed by another when it has grown past this.
+SHARD_BYTES = 64 * 2**20
 
 
 def shards(folder: Path) -> list[Path]:
@@ -37,8 +39,21 @@ def shards(folder: Path) -> list[Path]:
     return sorted(paths, key=lambda path: path.stem)
 
 
-def following(folder: Path, full: int) -> list[Path]:
-    """Shards that are a first one, or follow one that has grown to ``full`` bytes."""
+def newest_shard(folder: Path, rank: int) -> Path:
+    """The shard that a rank appends to."""
+    number, own = 0, f"-rank{rank}" if rank else ""
+    while True:
+        shard = folder / f"samples{own}{f'-{number:05d}' if number else ''}.jsonl"
+        if not shard.exists() or shard.stat().st_size < SHARD_BYTES:
+            return shard
+        number += 1
+
+
+def own_shards(folder: Path) -> list[Path]:
+    """Shards that a run has written; others of such a name are a user's own.
+
+    Each is a first one, or follows one that is full.
+    """
     paths: list[Path] = []
     allowed: set[str] = set()  # names of those that follow
     for path in shards(folder):
@@ -47,9 +62,15 @@ def following(folder: Path, full: int) -> list[Path]:
         number = int(match[2] or 0)
         if number == 0 or path.stem in allowed:
             paths.append(path)
-            if path.stat().st_size >= full:
+            if path.stat().st_size >= SHARD_BYTES:
                 allowed.add(f"{match[1]}-{number + 1:05d}")
     return paths
+
+
+def sample_rows(folder: Path) -> Iterator[Row]:
+    """Rows of all shards of a run's samples, in the order they were written."""
+    for path in shards(folder):
+        yield from read_jsonl(path)
 
 
 @dataclass(frozen=True)

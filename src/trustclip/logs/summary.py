@@ -9,6 +9,9 @@ from pydantic import AfterValidator
 from trustclip.support.jsonl import read_mapping
 from trustclip.support.schemas import conform, mapping
 
+#: Key of the summary: by name of a file, its size in bytes and SHA-256, of rows also their chain.
+HASHES = "hashes"
+
 _SCORE = mapping(
     "Score", dict.fromkeys(("value", "low", "high"), float | None), total=False, more=True
 )

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from trustclip.logs.answers import of_answers
 from trustclip.logs.run import Evaluation, Run
 from trustclip.logs.samples import Samples
-from trustclip.support.inside import HASHES, part_of
+from trustclip.logs.summary import HASHES
+from trustclip.support.inside import part_of
 from trustclip.support.jsonl import Row
 from trustclip.support.secrets import redact
 

@@ -133,17 +133,6 @@ def check_url(url: str) -> None:
         raise ValueError(f"cannot send checkpoints to {url}: {error}") from error
 
 
-#: Key of the summary: by name of a file, its size in bytes and SHA-256, of rows also their chain.
-HASHES = "hashes"
-
-
-FINAL = "final"
-
-
-#: Name of the notice that files of rows were deleted, cut or replaced while the run went on.
-LOST = "records_lost"
-
-
 def regular_files(folder: Path, before: str = "") -> dict[str, Path]:
     """Regular files in a folder at any depth, by relative name; links are not followed.
 

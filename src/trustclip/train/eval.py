@@ -7,10 +7,10 @@ from rich.console import Console
 from trustclip.logs.answers import scores
 from trustclip.support.consent import names_in
 from trustclip.support.jsonl import plain
+from trustclip.support.lock import only_process, rank
 from trustclip.support.terminal import announce, print_table
 from trustclip.train.checks import refuse
 from trustclip.train.data import show, test_problems, trained_with, unlike
-from trustclip.train.durable.lock import only_process, rank
 from trustclip.train.evaluation.backends.local import Backend, Local, Sampling
 from trustclip.train.evaluation.backends.vllm import VLLM, Engine
 from trustclip.train.evaluation.evaluate import Plan, evaluate, recover, scores_table

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from trustclip.findings.run import of_run
 from trustclip.logs.reader import read_run
+from trustclip.support.lock import only_process
 from trustclip.support.terminal import announce, print_table, warn
 from trustclip.support.text import interval_text
 from trustclip.train.checks import absent
@@ -23,7 +24,6 @@ from trustclip.train.data import (
     tell_overlap,
     unlike,
 )
-from trustclip.train.durable.lock import only_process
 from trustclip.train.durable.ranks import by_first
 from trustclip.train.evaluation.evaluate import Evaluation, scores_table
 from trustclip.train.files import demo_recipe

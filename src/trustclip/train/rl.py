@@ -12,6 +12,9 @@ from typing import Any, NewType
 
 from rich.console import Console
 
+from trustclip.findings.live.first import FirstCompletions
+from trustclip.findings.live.recorder import notifier, outcome, token_sampler
+from trustclip.logs.writing.completions import Completions, Notice
 from trustclip.support.consent import names_in
 from trustclip.support.jsonl import plain
 from trustclip.support.secrets import redact
@@ -45,14 +48,11 @@ from trustclip.train.sft import prime
 from trustclip.train.tiny import BUILT_IN
 from trustclip.train.watch.callbacks import (
     Checkups,
-    FirstCompletions,
     FirstGeneration,
     Recorder,
     silence,
 )
-from trustclip.train.watch.completions import Completions
-from trustclip.train.watch.guards import Guards, Notice
-from trustclip.train.watch.recorder import notifier, outcome, token_sampler
+from trustclip.train.watch.guards import Guards
 from trustclip.train.watch.sinks import Sink, open_sink, viewer
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from trustclip.logs import samples
 from trustclip.logs.answers import scores
-from trustclip.train.durable.lock import only_process
+from trustclip.support.lock import only_process
 from trustclip.train.evaluation.backends.local import Completion
 from trustclip.train.evaluation.evaluate import Plan, evaluate, recover
 from trustclip.train.problems.problem import Problem
-from trustclip.train.runs import directory
 from trustclip.train.runs.directory import RunDirectory
 
 from .runs import Runs
@@ -48,7 +48,7 @@ def _answer(text: str) -> Completion:
 
 def work(folder: Path, _: Setup) -> bool:
     """What ``trustclip eval`` does in a folder; True when it is finished."""
-    small = mock.patch.object(directory, "SHARD_BYTES", 1500)
+    small = mock.patch.object(samples, "SHARD_BYTES", 1500)
     with only_process(folder), small:
         run = RunDirectory.resumed(folder, "eval", Settings(folder))
         for task, problems in TASKS.items():

@@ -35,7 +35,12 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "intervals": (("constraints/intervals.py",), ("constraints/test_intervals.py",)),
     "store": (
-        ("train/durable/store.py", "train/durable/extents.py", "support/flush.py"),
+        (
+            "train/durable/store.py",
+            "logs/writing/extents.py",
+            "support/flush.py",
+            "support/listing.py",
+        ),
         (
             "train/durable/test_checkpoints.py",
             "train/durable/test_journals.py",
@@ -46,7 +51,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "saving": (("train/durable/saving.py",), (_RUNS, "train/durable/test_checkpoints.py")),
     "mirror": (("train/durable/mirror.py",), ("train/durable/test_mirror.py", _RUNS)),
     "lock": (
-        ("train/durable/lock.py",),
+        ("support/lock.py",),
         ("train/test_pipeline.py", "campaigns/test_faults.py::test_stores"),
     ),
     "directory": (

@@ -29,13 +29,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from trustclip.logs.writing import run as writing
 from trustclip.support.jsonl import read_jsonl
 from trustclip.support.names import TrainingError
 from trustclip.train.durable import store as stores_of_checkpoints
 from trustclip.train.durable.mirror import Mirror
 from trustclip.train.durable.saving import Saver
 from trustclip.train.durable.store import CheckpointStore
-from trustclip.train.runs import directory
 
 from . import standin
 from .disk import Disk
@@ -379,7 +379,7 @@ class Runs:
             for part in (as_a_process(), world, noted(game, world, plan)):
                 stack.enter_context(part)
             for slow in ("environment", "versions"):
-                stack.enter_context(mock.patch.object(directory, slow, dict))
+                stack.enter_context(mock.patch.object(writing, slow, dict))
             yield
 
 

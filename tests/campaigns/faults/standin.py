@@ -25,14 +25,14 @@ from transformers import Trainer, TrainerControl, TrainerState
 
 from trustclip import Method, method
 from trustclip.constraints.sampler import Pairs
-from trustclip.train.durable import lock
+from trustclip.findings.live.first import FirstCompletions
+from trustclip.support import lock
 from trustclip.train.durable.ranks import by_first
 from trustclip.train.durable.trainer import Durable
 from trustclip.train.models import save_model
 from trustclip.train.problems.problem import Problem
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.runs.opening import open_run
-from trustclip.train.watch.callbacks import FirstCompletions
 
 from .setups import Setup
 

@@ -8,10 +8,10 @@ import hashlib
 import json
 from pathlib import Path
 
+from trustclip.logs.writing.extents import Extents
 from trustclip.support.flush import flush
 from trustclip.support.jsonl import append_jsonl, write_json
-from trustclip.train.durable.extents import Extents
-from trustclip.train.durable.lock import only_process
+from trustclip.support.lock import only_process
 from trustclip.train.durable.store import CheckpointStore
 
 from .runs import Runs

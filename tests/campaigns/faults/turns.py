@@ -20,9 +20,10 @@ from unittest import mock
 import numpy as np
 import torch
 
-from trustclip.train.durable import lock, ranks, saving
+from trustclip.logs.writing import run as writing
+from trustclip.support import lock
+from trustclip.train.durable import ranks, saving
 from trustclip.train.durable import ranks as handover
-from trustclip.train.runs import directory
 
 from .world import Dead, Plan
 
@@ -209,7 +210,7 @@ class Turns:
             patches += [
                 mock.patch.multiple(handover, rank=self.rank, time=time, **meeting),
                 mock.patch.object(lock, "rank", self.rank),
-                mock.patch.object(directory, "rank", self.rank),
+                mock.patch.object(writing, "rank", self.rank),
                 mock.patch.dict(os.environ, {"WORLD_SIZE": str(self.world)}),
             ]
         with ExitStack() as stack:

@@ -156,7 +156,7 @@ def test_an_evaluation_on_two_ranks_is_that_of_one(tmp_path):
 
 
 def test_a_folder_in_use_is_refused_on_all_ranks(tmp_path):
-    from trustclip.train.durable.lock import only_process
+    from trustclip.support.lock import only_process
 
     with only_process(tmp_path / "run"):
         pair = Pair(

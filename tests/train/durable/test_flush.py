@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from trustclip.logs.writing.extents import Extents
 from trustclip.support.flush import flush, flush_tree, flush_way
-from trustclip.train.durable.extents import Extents
 from trustclip.train.durable.store import CheckpointError, CheckpointStore
 
 
@@ -186,7 +186,7 @@ def test_an_extent_of_a_missing_file_and_of_many_blocks(tmp_path, monkeypatch):
     path, extents = tmp_path / "rows", Extents()
     with pytest.raises(ValueError, match="5 bytes then, 0 now"):
         extents.restore(path, 5)
-    monkeypatch.setattr("trustclip.train.durable.extents._BLOCK", 4)
+    monkeypatch.setattr("trustclip.logs.writing.extents._BLOCK", 4)
     path.write_bytes(b"abcdef")
     extent = extents.of(path)
     assert extent == {"bytes": 6, "sha256": hashlib.sha256(b"abcdef").hexdigest()}

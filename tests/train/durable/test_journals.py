@@ -6,8 +6,8 @@ import os
 import pytest
 
 from trustclip.logs.samples import shards
+from trustclip.logs.writing.extents import Extents
 from trustclip.support.jsonl import append_jsonl, read_jsonl, scan
-from trustclip.train.durable.extents import Extents
 from trustclip.train.problems.problem import Problem
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.settings.stages import DemoSettings
@@ -94,7 +94,7 @@ def test_an_extent_reads_each_byte_once_and_starts_again_after_a_cut(tmp_path, m
         def hexdigest(self):
             return self.made.hexdigest()
 
-    monkeypatch.setattr("trustclip.train.durable.extents.hashlib.sha256", Counting)
+    monkeypatch.setattr("trustclip.logs.writing.extents.hashlib.sha256", Counting)
     for number in range(5):
         content += b"%d\n" % number * 1000
         path.write_bytes(content)

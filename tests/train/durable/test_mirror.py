@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from durable_runs import save_state
 
+from trustclip.logs.writing.extents import Extents
 from trustclip.support.inside import check_url
-from trustclip.train.durable.extents import Extents
 from trustclip.train.durable.mirror import Mirror
 from trustclip.train.durable.store import CheckpointError, CheckpointStore
 

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from test_own_rewards import folder  # noqa: F401  (a fixture)
 from test_own_rewards import recipe as written
 
+from trustclip.logs.writing.extension import extension
 from trustclip.support.jsonl import read_jsonl
-from trustclip.train.runs.extension import extension
 
 CLOCK = {"step_time"}
 CONSTANT = {"lr_scheduler_type": "constant", "warmup_steps": 0, "learning_rate": 1e-3}

@@ -156,7 +156,7 @@ def test_only_what_is_missing_is_sampled_again(tmp_path):
 
 
 def test_batches_in_further_shards_are_recovered(tmp_path, monkeypatch):
-    monkeypatch.setattr("trustclip.train.runs.directory.SHARD_BYTES", 300)
+    monkeypatch.setattr("trustclip.logs.samples.SHARD_BYTES", 300)
     run = RunDirectory(tmp_path, "eval", settings(tmp_path))
     rows = [row for batch in sample(Scripted(ANSWERS), TASKS, PLAN) for row in batch]
     for row in rows[:-1]:

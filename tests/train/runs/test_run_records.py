@@ -77,7 +77,7 @@ def test_problems_torn_by_a_kill_are_recorded_again(tmp_path):
 
 
 def test_a_users_copy_of_the_samples_is_neither_read_nor_deleted(tmp_path, monkeypatch):
-    monkeypatch.setattr("trustclip.train.runs.directory.SHARD_BYTES", 1)
+    monkeypatch.setattr("trustclip.logs.samples.SHARD_BYTES", 1)
     run = RunDirectory(tmp_path, "rl", settings(tmp_path))
     row = {"stage": "eval", "step": 0, "task": "t", "id": "1", "k": 0, "correct": 1}
     run.sample([row])

@@ -3,9 +3,9 @@
 from typing import Annotated
 
 from trustclip.logs.identity import BEFORE, NEUTRAL, essential
+from trustclip.logs.writing.extension import LENGTH
 from trustclip.support.checked import checked
 from trustclip.support.marks import Neutral, Since, Trl, fields_of, marked
-from trustclip.train.runs.extension import LENGTH
 from trustclip.train.settings.stages import (
     OF_COMMAND,
     EvalSettings,

@@ -22,8 +22,8 @@ import trustclip as tc
 from trustclip import method
 from trustclip.cli.commands.experiments import settings
 from trustclip.support.jsonl import append_jsonl, plain, read_jsonl
+from trustclip.support.lock import only_process
 from trustclip.support.stops import TOGETHER
-from trustclip.train.durable.lock import only_process
 from trustclip.train.settings.stages import SFTSettings
 from trustclip.train.suite import run_suite
 from trustclip.train.suite.launchers.local import environment

@@ -11,7 +11,7 @@ its beginning. Whatever the cause, $E[e^{d_t}] = 1$ on samples of the whole voca
 below 1 is what a truncated sampler left out, also where half precision hides it.
 
 Size alone says little: it is judged against the trainer's own noise on the same tokens
-(`trustclip.train.watch.floor`) where that was measured.
+(`trustclip.engines.trl.scoring.floor`) where that was measured.
 """
 
 import math

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from trustclip.support.lock import rank
 from trustclip.support.names import TrainingError
-from trustclip.train.durable.lock import rank
 from trustclip.train.durable.rollcall import GRACE
 from trustclip.train.durable.store import CheckpointError, NonFiniteError
 

@@ -14,10 +14,11 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from trustclip.support.listing import Listed, manifest_entries
 from trustclip.train.durable import shards, states
 from trustclip.train.durable.mirror import Mirror
 from trustclip.train.durable.ranks import Ranks
-from trustclip.train.durable.store import CheckpointStore, Listed, manifest_entries
+from trustclip.train.durable.store import CheckpointStore
 
 Tensors = dict[str, Tensor]
 

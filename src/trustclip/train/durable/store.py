@@ -11,7 +11,6 @@ other two.
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
@@ -21,10 +20,11 @@ import stat
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from trustclip.support.flush import flush, flush_way
 from trustclip.support.inside import itself
+from trustclip.support.listing import Listed, manifest_entries, sha256_of
 from trustclip.support.names import TrainingError
 
 #: Version of the format; a checkpoint with another one is refused.
@@ -56,13 +56,6 @@ class CheckpointError(OSError):
 
 class NonFiniteError(TrainingError):
     """Weights or optimizer states hold NaN or infinite values; no checkpoint of them is written."""
-
-
-class Listed(TypedDict):
-    """Size in bytes and SHA-256 of a file in a manifest, in hexadecimal."""
-
-    bytes: int
-    sha256: str
 
 
 @contextlib.contextmanager
@@ -296,16 +289,6 @@ class CheckpointStore:
         return f"the newest checkpoint is {whole[-1]}" if whole else "there is no checkpoint"
 
 
-def manifest_entries(folder: Path, files: Iterable[Path]) -> dict[str, Listed]:
-    """Entries of a manifest for files in a folder, once their content is on the disk."""
-    entries: dict[str, Listed] = {}
-    for path in files:
-        flush(path)
-        name = path.relative_to(folder).as_posix()
-        entries[name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-    return entries
-
-
 def verify(path: Path, run: str | None = None) -> None:
     """Compare a checkpoint with its manifest, byte for byte, or raise a CheckpointError."""
     try:
@@ -317,7 +300,7 @@ def verify(path: Path, run: str | None = None) -> None:
         files = _files(path)
         _compare(files, manifest["files"])
         for name, file in files.items():
-            if _sha256(file) != manifest["files"][name]["sha256"]:
+            if sha256_of(file) != manifest["files"][name]["sha256"]:
                 raise ValueError(f"{name} is damaged: its SHA-256 differs from the manifest's.")
     except _UNUSABLE as error:
         explained = isinstance(error, OSError | ValueError)
@@ -398,8 +381,3 @@ def same_mode(model: Path, files: Iterable[Path]) -> None:
     for path in files:
         if stat.S_IMODE(path.stat().st_mode) != mode:
             path.chmod(mode)
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb", opener=itself) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

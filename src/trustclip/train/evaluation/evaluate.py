@@ -14,7 +14,7 @@ from rich.table import Table
 from trustclip import stats
 from trustclip.findings.start import of_evaluation
 from trustclip.logs.answers import outcomes, overlapping, score_rows, scores
-from trustclip.logs.samples import shards
+from trustclip.logs.samples import own_shards, sample_rows, shards
 from trustclip.support.flush import flush
 from trustclip.support.jsonl import Row, scan, write_bytes
 from trustclip.support.terminal import warn
@@ -31,7 +31,7 @@ from trustclip.train.evaluation.measures import Measures
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import PromptStyle, messages, prompt_style
 from trustclip.train.problems.verify import Style, Verifier, extract_answer
-from trustclip.train.runs.directory import RunDirectory, own_shards, samples
+from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.runs.progress import Stage
 from trustclip.train.settings.stages import RecipeEval
 
@@ -277,7 +277,7 @@ class Evaluation:
     def course(self) -> dict[str, Any]:
         """Scores before and after training and at the best step; empty without evaluations."""
         evaluations: dict[int, list[Row]] = defaultdict(list)
-        for row in samples(self._run.path):
+        for row in sample_rows(self._run.path):
             if row["stage"] == "eval":
                 evaluations[row["step"]].append(row)
         if not evaluations:

@@ -4,9 +4,9 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
+from trustclip.logs.samples import sample_rows
 from trustclip.support.jsonl import Row, read_jsonl
 from trustclip.train.problems.verify import Style, Verifier, extract_answer
-from trustclip.train.runs.directory import samples
 
 
 def read_samples(path: Path) -> list[Row]:
@@ -17,7 +17,7 @@ def read_samples(path: Path) -> list[Row]:
       ValueError: no such file, or a row without a response or a gold; the message names the row.
     """
     if path.is_dir():
-        rows = list(samples(path))
+        rows = list(sample_rows(path))
         path = path / "samples.jsonl"
     elif not path.is_file():
         raise ValueError(f"no file {path}.")

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from trustclip.constraints.sampler import Pairs
+from trustclip.engines.trl.scoring.floor import with_floor
 from trustclip.support.http import first_model
 from trustclip.train.evaluation.backends.local import (
     Conversation,
@@ -15,7 +16,6 @@ from trustclip.train.evaluation.backends.local import (
 from trustclip.train.evaluation.backends.served import Served
 from trustclip.train.models import load_model
 from trustclip.train.problems.prompts import PromptStyle
-from trustclip.train.watch.floor import with_floor
 
 #: Maximum number of tokens of a completion.
 LONGEST = 64

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.constraints.sampler import Pairs
+from trustclip.engines.trl.scoring.floor import with_floor
 from trustclip.train.data import short_enough, training_problems
 from trustclip.train.preflight.longest import model_shape, trial
 from trustclip.train.settings.stages import Recipe
-from trustclip.train.watch.floor import with_floor
 
 
 class _StopTraining(Exception):

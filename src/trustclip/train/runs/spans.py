@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from trustclip.logs.writing.extents import Link, links
 from trustclip.support.jsonl import parse_line
-from trustclip.train.durable.extents import Link, links
 
 _BLOCK = 2**20
 
@@ -18,7 +18,7 @@ class Record:
 
     bytes: int  # size of the file then
     sha256: str | None  # of these bytes, in hexadecimal; None in checkpoints of trustclip 0.1
-    chain: list[Link]  # of `trustclip.train.durable.extents.Extent`
+    chain: list[Link]  # of `trustclip.logs.writing.extents.Extent`
     source: str  # what records it, in words
 
     @classmethod

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from trustclip.support.inside import FINAL, HASHES, LOST, regular_files
+from trustclip.logs.summary import HASHES
+from trustclip.logs.writing.hashes import FINAL, digest, missing_files
+from trustclip.logs.writing.run import GROWING, LOST
+from trustclip.support.inside import regular_files
 from trustclip.support.jsonl import read_mapping, scan
 from trustclip.train.durable.store import CheckpointError, CheckpointStore
 from trustclip.train.durable.store import verify as verify_checkpoint
-from trustclip.train.runs.directory import GROWING
-from trustclip.train.runs.hashes import digest, missing_files
 from trustclip.train.runs.spans import Record, Span, changed_spans
 
 State = Literal["whole", "changed", "missing", "unrecorded"]

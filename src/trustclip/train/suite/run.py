@@ -16,9 +16,9 @@ from trustclip.findings.groups import describe
 from trustclip.logs.identity import flat
 from trustclip.support.consent import names_in
 from trustclip.support.jsonl import append_jsonl, write_text
+from trustclip.support.lock import only_process
 from trustclip.support.terminal import print_table
 from trustclip.support.text import one_line
-from trustclip.train.durable.lock import only_process
 from trustclip.train.suite.launchers.base import Local, Running, elsewhere, resources_of
 from trustclip.train.suite.launchers.local import Interruptions
 from trustclip.train.suite.plan import Job, Plan, plan

@@ -1,6 +1,6 @@
 """Runs as local processes, never two at once in one folder.
 
-The suite locks its folder (`trustclip.train.durable.lock`). A run holds a lock on its own
+The suite locks its folder (`trustclip.support.lock`). A run holds a lock on its own
 ``run.log``, which is its standard output: while it lives, even after the suite that started it has
 ended, no other run is started there. The kernel releases both locks when their holder dies.
 """
@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from trustclip.support.lock import locked
 from trustclip.support.stops import Requests
-from trustclip.train.durable.lock import locked
 
 #: Lines of a failed run's log that are kept.
 LAST_LINES = 20

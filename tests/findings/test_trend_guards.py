@@ -9,7 +9,7 @@ import pytest
 from sampler_guards import false_alarms, first_alarm
 from test_guards import feed, guards_and_said
 
-from trustclip.train.watch import trends
+from trustclip.findings.live import trends
 
 UPDATES = 4  # of a generation
 

@@ -16,32 +16,32 @@ from transformers import TrainerCallback
 from trustclip.constraints.schedule import Schedule
 from trustclip.engines.trl.passthrough import changes_nothing
 from trustclip.engines.trl.recording.tokens import Pieces, Plan, TokenSampler
+from trustclip.findings.live.first import FirstCompletions
+from trustclip.findings.live.guards import RowGuards
 from trustclip.logs.answers import score_rows, scores
 from trustclip.logs.given import answer_rows
 from trustclip.logs.names import SAMPLING_ENTROPY
+from trustclip.logs.trl import OF_RECIPES
+from trustclip.logs.writing.completions import Completions, Notice, problem_of
+from trustclip.logs.writing.run import CURSORS, RunWriter
 from trustclip.support.jsonl import append_jsonl, read_jsonl, scan
-from trustclip.support.marks import Trl, marked
+from trustclip.support.lock import only_process, rank
 from trustclip.support.terminal import Terminal, warn
-from trustclip.train.durable.lock import only_process
-from trustclip.train.runs.directory import RunDirectory
-from trustclip.train.settings.stages import RLStage, SFTStage
-from trustclip.train.watch.callbacks import FirstCompletions
-from trustclip.train.watch.completions import Completions, problem_of
-from trustclip.train.watch.guards import Guards, Notice
 
-#: Settings of a trainer that are at the top of ``config.yaml``, as in a recipe; others in ``trl``.
-_TOP_LEVEL = {*marked(SFTStage, Trl), *marked(RLStage, Trl), "output_dir", "seed"} - {"method"}
-#: Points of a stock trainer's checkpoints in the files of rows.
-_CURSORS = "cursors.jsonl"
+#: Settings of a trainer that are at the top of ``config.yaml``, as in a recipe: what results depend
+#: on, and what they do not. Others are in ``trl``.
+_ESSENTIAL = (
+    *(*OF_RECIPES, "num_train_epochs", "seed", "allow_inert", "sampler", "replay", "candidates"),
+    *("server", "brake"),
+)
+_NEUTRAL = (
+    *("output_dir", "logging_steps", "save_total_limit", "save_async", "save_to", "server_url"),
+    "shadows",
+)
+_TOP_LEVEL = {*_ESSENTIAL, *_NEUTRAL}
 
 #: Locks of this process by folder: a notebook's cell that is run again replaces its recorder.
 _locks: dict[Path, contextlib.ExitStack] = {}
-
-
-class _Folder(RunDirectory):
-    """A run directory named in Python, not by an option."""
-
-    elsewhere = "folder"
 
 
 class Recorder(TrainerCallback):
@@ -51,7 +51,7 @@ class Recorder(TrainerCallback):
     needs `trustclip.engines.trl.observe` as well. It changes nothing in the training. Of several
     ranks the first writes what belongs to all. A training that is continued (`train_durably`, or
     ``resume_from_checkpoint`` of a stock trainer) goes on in its folder, where rows after its
-    checkpoint are cut off. What `Guards` notice is recorded and printed.
+    checkpoint are cut off. What `RowGuards` notice is recorded and printed.
 
     Args:
       path: the folder, new or of the training that is continued.
@@ -78,12 +78,12 @@ class Recorder(TrainerCallback):
         self.path = Path(path)
         self._tokens = (tokens_every, tokens_completions, tokens_megabytes)
         self._console = Terminal(stderr=True)
-        self._run: RunDirectory | None = None
+        self._run: RunWriter | None = None
         self._trainer: Any = None
-        self._guards: Guards | None = None
+        self._guards = RowGuards(self._notice, rank() == 0)
 
     @property
-    def run(self) -> RunDirectory:
+    def run(self) -> RunWriter:
         """The run directory.
 
         Raises:
@@ -97,6 +97,9 @@ class Recorder(TrainerCallback):
             )
         return self._run
 
+    def _notice(self, step: int, name: str, text: str) -> None:
+        notifier(self.run, self._console)(step, name, text)
+
     def attach(self, trainer: Any) -> None:
         """Record this trainer; a `ConstrainedGRPOTrainer` calls it, and `observe` does.
 
@@ -106,9 +109,8 @@ class Recorder(TrainerCallback):
         if self._trainer is not None:
             raise ValueError(f"the recorder of {self.path} has a trainer; make one for each.")
         _lock(self.path)
-        self._run = run = _Folder.resumed(self.path, "rl", settings_of(trainer))
+        self._run = run = RunWriter.resumed(self.path, "rl", settings_of(trainer))
         self._trainer = trainer
-        self._guards = Guards(notifier(run, self._console))
         trainer.recorder = Completions(run, self._guards.report, _Problems(run))
         if hasattr(trainer, "journal"):
             trainer.journal = self
@@ -139,7 +141,6 @@ class Recorder(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Continue the folder, or refuse it, before the first update."""
         run = self.run
-        assert self._guards is not None
         if run.leads and state.global_step:
             if not hasattr(self._trainer, "journal"):
                 self.rewind(self._cursor_of(state.global_step))
@@ -151,7 +152,6 @@ class Recorder(TrainerCallback):
                     "resume_from_checkpoint of a stock trainer)."
                 )
             run.rewind(run.cursor())  # all of it: nothing was trained
-        self._guards.on_train_begin(args, state, control)
         if run.leads:
             self._guards.replay(run.logged())
         FirstCompletions(run, self._console, self._trainer).on_train_begin(args, state, control)
@@ -163,7 +163,7 @@ class Recorder(TrainerCallback):
         """Remember where the files end; `Durable` has that in its checkpoints."""
         if self.run.leads and not hasattr(self._trainer, "journal"):
             row = {"step": state.global_step, "cursor": self.cursor()}
-            append_jsonl(self.path / _CURSORS, [row])
+            append_jsonl(self.path / CURSORS, [row])
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Write a row, and let the guards check it."""
@@ -171,14 +171,13 @@ class Recorder(TrainerCallback):
             return
         numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
         self.run.log({"stage": "rl", "step": state.global_step, **numbers})
-        assert self._guards is not None
-        self._guards.on_log(args, state, control, logs=numbers)
+        if "loss" in numbers:
+            self._guards.read(state.global_step, numbers)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write the summary, and print where the run is."""
-        assert self._guards is not None
         finished = not getattr(self._trainer, "stopped_early", False)
-        notices = self._guards.summary()["notices"]
+        notices = self._guards.notices
         self.run.summarize(
             {
                 "command": "rl",
@@ -235,7 +234,7 @@ class Recorder(TrainerCallback):
         Raises:
           ValueError: this folder was not there when the checkpoint was written.
         """
-        path = self.path / _CURSORS
+        path = self.path / CURSORS
         for row in reversed(list(read_jsonl(path)) if path.exists() else []):
             if row["step"] == step:
                 return row["cursor"]
@@ -248,7 +247,7 @@ class Recorder(TrainerCallback):
 class _Problems:
     """Records each problem of the data set when it is first sampled for."""
 
-    def __init__(self, run: RunDirectory) -> None:
+    def __init__(self, run: RunWriter) -> None:
         self._run, self._ids = run, set[str]()
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -258,7 +257,7 @@ class _Problems:
             self._run.problems(fresh.values())
 
 
-def notifier(run: RunDirectory, console: Any) -> Notice:
+def notifier(run: RunWriter, console: Any) -> Notice:
     """The function that records what a guard notices, and prints it."""
 
     def notice(step: int, name: str, text: str) -> None:
@@ -269,7 +268,7 @@ def notifier(run: RunDirectory, console: Any) -> Notice:
 
 
 def token_sampler(
-    trainer: Any, budget: tuple[int, int, float], updates: int, run: RunDirectory
+    trainer: Any, budget: tuple[int, int, float], updates: int, run: RunWriter
 ) -> TokenSampler:
     """Records a sample of a run's completions token by token.
 

@@ -4,14 +4,22 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from trustclip.train.problems.problem import Problem
-from trustclip.train.runs.directory import RunDirectory
-from trustclip.train.watch.guards import Notice
+from trustclip.logs.writing.run import RunWriter
 
+#: Called with the update, the name and the text of a warning.
+Notice = Callable[[int, str, str], None]
 #: Columns of a data set that may hold the right answer.
 _GOLD = ("answer", "solution", "ground_truth", "gold", "label", "target")
+
+
+class Question(NamedTuple):
+    """A problem of a data set whose columns nobody has named."""
+
+    id: str
+    problem: str
+    answer: str
 
 
 class Completions:
@@ -23,7 +31,7 @@ class Completions:
 
     def __init__(
         self,
-        run: RunDirectory,
+        run: RunWriter,
         notice: Notice | None = None,
         rows: Callable[[Sequence[Mapping[str, Any]]], None] = lambda rows: None,
     ) -> None:
@@ -68,7 +76,7 @@ class Completions:
         }
 
 
-def problem_of(row: Mapping[str, Any]) -> Problem:
+def problem_of(row: Mapping[str, Any]) -> Question:
     """A row of a data set as a problem; one without an id is named by its content.
 
     Example:
@@ -82,7 +90,7 @@ def problem_of(row: Mapping[str, Any]) -> Problem:
     key = row.get("id")
     if key is None:
         key = hashlib.sha256(json.dumps([prompt, answer], default=str).encode()).hexdigest()[:10]
-    return Problem(str(key), text, answer)
+    return Question(str(key), text, answer)
 
 
 def text_of(completion: Any) -> str:

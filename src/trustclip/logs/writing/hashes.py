@@ -1,4 +1,4 @@
-"""Hashes of a finished run's files, in its summary: `trustclip.train.runs.verify` compares them."""
+"""Hashes of a finished run's files, in its summary: `trustclip verify` compares them."""
 
 import hashlib
 import json
@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trustclip.support.inside import FINAL, HASHES, regular_files
+from trustclip.logs.summary import HASHES
+from trustclip.support.inside import regular_files
 from trustclip.support.jsonl import plain
-from trustclip.train.durable.store import manifest_entries
+from trustclip.support.listing import manifest_entries
 
+#: Folder of the trained model.
+FINAL = "final"
 #: Files beside the rows that a run writes and that its results depend on.
 _SETTINGS = ("config.yaml", "environment.json", "extensions.jsonl", "quarantine.jsonl")
 #: Written after the summary, and again when a page of the run is made.

@@ -12,8 +12,8 @@ import trustclip as tc
 from trustclip.logs.given import answer_rows
 from trustclip.logs.reader import read_run
 from trustclip.logs.samples import shards
+from trustclip.logs.writing.completions import problem_of, text_of
 from trustclip.support.jsonl import read_jsonl
-from trustclip.train.watch.completions import problem_of, text_of
 
 
 def stock_classes() -> Any:

@@ -1,0 +1,1 @@
+"""A run while it trains: recorded, and watched by guards."""

@@ -1,0 +1,165 @@
+"""Guards of a training that read its rows: each failure is reported once, in the findings' words.
+
+Each guard watches the logged rows for one kind of failure, with a threshold that no healthy run
+came near (the tests measure the margins), and states numbers and remedies.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from trustclip.findings import guards as words
+from trustclip.findings.facts import (
+    ALL_CUT,
+    CLOSED,
+    COLLAPSED,
+    FIRST_ROWS,
+    MASTERED,
+    PATIENCE,
+    SPIKE,
+    SPIKE_AFTER,
+    SPIKE_WINDOW,
+)
+from trustclip.findings.live import trends
+from trustclip.logs.writing.completions import Notice
+
+Row = Mapping[str, Any]
+
+
+class RowGuards:
+    """Guards that read the rows of a training, and report each failure once.
+
+    ``entropy_collapse``, ``constant_reward``, ``gradient_spike``, ``loss_spike``, ``truncated`` and
+    ``gate_closed``; over generations (`trends`), ``entropy_rise``, and where the sampler reports
+    log-probabilities ``mismatch_drift``, ``mismatch_jump``, ``weight_sync`` and ``ess_fall``.
+
+    Args:
+      notice: called with the update, the name and the text of each notice.
+      leads: whether this process reports at all.
+
+    Example:
+      >>> guards = RowGuards(lambda step, name, text: print(step, name))
+      >>> rows = [{"completions/clipped_ratio": 1.0}] * 3
+      >>> for step, row in enumerate(rows, start=1):
+      ...     guards.read(step, row)
+      3 truncated
+      >>> guards.notices[0]["step"]
+      3
+    """
+
+    def __init__(self, notice: Notice, leads: bool = True) -> None:
+        self._notice, self._leads = notice, leads
+        self._complete = False  # whether the row at hand completes a generation
+        self._told: list[dict[str, Any]] = []
+        self._streaks: dict[str, int] = {}  # consecutive rows that show a failure
+        self._first_entropies: list[float] = []
+        self._accuracy: float | None = None
+        self._recent: dict[str, list[float]] = {"grad_norm": [], "loss": []}
+        self._series = trends.new_series()
+
+    @property
+    def notices(self) -> list[dict[str, Any]]:
+        """Step, name and text of each failure that was reported."""
+        return [dict(notice) for notice in self._told]
+
+    def read(self, step: int, row: Row) -> None:
+        """Check a row of metrics, logged after update ``step``, and report any failure."""
+        if (accuracy := _number(row, "rewards/correct/mean")) is not None:
+            self._accuracy = accuracy
+        reported = {notice["notice"] for notice in self._told}
+        self._complete = trends.follow(self._series, row)
+        for name, look in _WATCHES.items():
+            if name in reported:
+                continue
+            wrong = look(self, row)
+            if wrong is not None:
+                self._streaks[name] = self._streaks.get(name, 0) + 1 if wrong else 0
+            if wrong and self._streaks[name] >= PATIENCE.get(name, 1):
+                self.report(step, name, wrong)
+        if len(self._first_entropies) < FIRST_ROWS and _number(row, _ENTROPY) is not None:
+            self._first_entropies.append(row[_ENTROPY])
+        for name, before in self._recent.items():
+            if (value := _number(row, name)) is not None:
+                self._recent[name] = [*before, abs(value)][-SPIKE_WINDOW:]
+
+    def report(self, step: int, name: str, text: str) -> None:
+        """Report a failure, seen here or by the trainer itself, unless that was done before."""
+        if any(notice["notice"] == name for notice in self._told):
+            return
+        self._told.append({"step": step, "notice": name, "text": text})
+        if self._leads:
+            self._notice(step, name, text)
+
+    def replay(self, rows: Iterable[Row]) -> None:
+        """Read the rows that a run has logged so far, without reporting anything again."""
+        notice, self._notice = self._notice, lambda *_: None
+        for row in rows:
+            if row.get("stage") == "notice":
+                self.report(row["step"], row["notice"], row["text"])
+            elif "loss" in row:
+                self.read(row["step"], row)
+        self._notice = notice
+
+    def _collapse(self, row: Row) -> str | None:
+        entropy = _number(row, _ENTROPY)
+        if entropy is None or len(self._first_entropies) < FIRST_ROWS:
+            return None
+        first = sorted(self._first_entropies)[FIRST_ROWS // 2]
+        mastered = self._accuracy is not None and self._accuracy >= MASTERED
+        if mastered or entropy >= COLLAPSED * first:
+            return ""
+        return words.entropy_collapse(entropy, first, self._accuracy)
+
+    def _constant(self, row: Row) -> str | None:
+        share = _number(row, "frac_reward_zero_std")
+        if share is None or share < 1:
+            return None if share is None else ""
+        return words.constant_reward(_number(row, "reward"))
+
+    def _cut_short(self, row: Row) -> str | None:
+        share = _number(row, "completions/clipped_ratio")
+        if share is None or share < ALL_CUT:
+            return None if share is None else ""
+        return words.truncated(share)
+
+    def _closed(self, row: Row) -> str | None:
+        share = _number(row, "trustclip/gated")
+        if not share or share <= CLOSED:  # the first update of a generation has no evidence
+            return "" if share else None
+        return words.gate_closed(share)
+
+    def _trend(self, look: Callable[[trends.Series], str]) -> str | None:
+        return look(self._series) if self._complete else None
+
+    def _spike(self, row: Row, name: str, what: str) -> str | None:
+        value, before = _number(row, name), self._recent[name]
+        if value is None or len(before) < SPIKE_AFTER:
+            return None
+        if abs(value) <= SPIKE * max(before) or max(before) == 0:
+            return ""
+        return words.spike(what, value, before)
+
+
+#: What each watch says of a row: a description of the failure, "" if all is well, None where the
+#: row lacks the metrics for it, which ends no streak of rows that show the failure.
+_WATCHES: dict[str, Callable[[RowGuards, Row], str | None]] = {
+    "entropy_collapse": RowGuards._collapse,
+    "constant_reward": RowGuards._constant,
+    "truncated": RowGuards._cut_short,
+    "gate_closed": RowGuards._closed,
+    "entropy_rise": lambda g, row: g._trend(trends.entropy_rise),
+    "mismatch_drift": lambda g, row: g._trend(trends.mismatch_drift),
+    "mismatch_jump": lambda g, row: g._trend(trends.mismatch_jump),
+    "weight_sync": lambda g, row: trends.weight_sync(g._series),
+    "ess_fall": lambda g, row: g._trend(trends.ess_fall),
+    "gradient_spike": lambda g, row: g._spike(row, "grad_norm", "the gradient's norm"),
+    "loss_spike": lambda g, row: g._spike(row, "loss", "the loss"),
+}
+
+#: Mean entropy over tokens in reinforcement learning; in fine-tuning it is expected to fall.
+_ENTROPY = "trustclip/entropy"
+
+
+def _number(row: Row, name: str) -> float | None:
+    value = row.get(name)
+    return value if isinstance(value, int | float) and math.isfinite(value) else None

@@ -7,7 +7,7 @@ from trustclip.findings.evaluated import answers_of
 from trustclip.findings.finding import Finding
 from trustclip.findings.groups import Group, by_setting
 from trustclip.logs.answers import usual
-from trustclip.logs.identity import essential, flat
+from trustclip.logs.identity import flat
 from trustclip.logs.reader import Evaluation, Run
 from trustclip.support.jsonl import read_jsonl
 from trustclip.support.names import some
@@ -93,7 +93,7 @@ def _training(run: Run) -> dict[str, Any]:
     """Settings that a trained model depends on, by path; empty where nothing was trained."""
     if run.method is None:
         return {}
-    settings = flat({k: v for k, v in essential(run.config).items() if k not in ("seed", "eval")})
+    settings = flat({k: v for k, v in run.essential.items() if k not in ("seed", "eval")})
     of_method = ("method", "rl.method", "rl.method_args", "method_args")
     return {
         path.removeprefix("rl."): value

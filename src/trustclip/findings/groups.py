@@ -15,7 +15,7 @@ from trustclip.findings.course import Course
 from trustclip.findings.evaluated import answers_of, collapsed
 from trustclip.findings.facts import ENOUGH_RUNS
 from trustclip.logs.answers import whole
-from trustclip.logs.identity import essential, flat
+from trustclip.logs.identity import flat
 from trustclip.logs.reader import Evaluation, Run
 
 #: Hyper-parameters that a label always shows; others only where they differ from the default.
@@ -255,7 +255,7 @@ def _identity(run: Run) -> str:
 
 def _seedless(run: Run) -> dict[str, Any]:
     """Settings that the runs of a group share: all that results depend on but the seed."""
-    return {key: value for key, value in essential(run.config).items() if key != "seed"}
+    return {key: value for key, value in run.essential.items() if key != "seed"}
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:

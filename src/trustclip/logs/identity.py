@@ -1,63 +1,82 @@
 """What makes two runs the same run: which settings results depend on, and which they do not."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any, Self
 
-#: What a configuration may be of: its commands, and the stages that it holds as mappings.
-_STAGES = ("sft", "rl", "eval")
-_SAVED = ("logging_steps", "save", "save_steps", "save_total_limit")
-#: By what a mapping is of, the settings that no result depends on. `train/settings` says why of
-#: each; a test compares the two.
-_NEUTRAL: Mapping[str, tuple[str, ...]] = {
-    "run": ("output_dir", "name"),
-    "sft": _SAVED,
-    "rl": (
-        *(*_SAVED, "shadows", "server_url", "save_async", "save_to", "tokens_every"),
-        *("tokens_completions", "tokens_megabytes", "sink"),
-    ),
-    "eval": ("output_dir",),
-    "eval of a recipe": (),
-}
-NEUTRAL = tuple(dict.fromkeys(name for key in ("run", "sft", "rl") for name in _NEUTRAL[key]))
+from trustclip.support.jsonl import plain, read_mapping
+from trustclip.support.marks import Extends, Neutral, Since, marked, sections
+
+MARKS = "marks.json"
 
 
-def _no_prompt(value: Any) -> bool:
-    return isinstance(value, Mapping) and set(value.values()) == {None}
+@dataclass(frozen=True)
+class Marks:
+    """What a run directory says of its settings besides their values, by their paths.
+
+    Args:
+      neutral: the settings that no result depends on, and why.
+      since: the settings that older releases do not have, with a value that does what those did:
+        the run's own, if it does.
+      extends: the number of updates, of which a run that has begun may get more; or empty.
+    """
+
+    neutral: Mapping[str, str] = field(default_factory=dict)
+    since: Mapping[str, Any] = field(default_factory=dict)
+    extends: str = ""
+
+    @classmethod
+    def of(cls, kind: type, settings: Mapping[str, Any], at: str = "") -> Self:
+        """The marks beside the types of a class (`trustclip.support.marks`), for plain values.
+
+        Example:
+          >>> from typing import Annotated
+          >>> @dataclass
+          ... class Settings:
+          ...     title: Annotated[str, Neutral("for people")]
+          ...     replay: Annotated[bool, Since(before=False)] = True
+          >>> Marks.of(Settings, {"title": "a", "replay": True})
+          Marks(neutral={'title': 'for people'}, since={'replay': False}, extends='')
+        """
+        if not is_dataclass(kind):
+            return cls()
+        neutral = {at + n: m.why for n, m in marked(kind, Neutral).items() if n in settings}
+        since = {
+            at + name: settings[name] if mark.unchanged(settings[name]) else plain(mark.before)
+            for name, mark in marked(kind, Since).items()
+            if name in settings
+        }
+        extends = "".join(at + name for name in marked(kind, Extends))
+        for name, stage in sections(kind).items():
+            if isinstance(settings.get(name), Mapping):
+                inner = cls.of(stage, settings[name], f"{at}{name}.")
+                neutral, since = {**neutral, **inner.neutral}, {**since, **inner.since}
+                extends = inner.extends or extends  # of several stages, the last
+        return cls(neutral, since, extends)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """The marks in a run directory; None in one of an older release.
+
+        Raises:
+          ValueError: the file is damaged.
+        """
+        if not (content := read_mapping(folder / MARKS)):
+            return None
+        kinds = {"neutral": Mapping, "since": Mapping, "extends": str}
+        for name, kind in kinds.items():
+            if not isinstance(content.get(name), kind):
+                raise ValueError(f"{folder / MARKS} is damaged: it has no `{name}` of a run.")
+        return cls(**{name: content[name] for name in kinds})
 
 
-def _usual(usual: Mapping[str, Any]) -> Callable[[Any], bool]:
-    """Whether a mapping leaves what is usual."""
-    return lambda value: all(
-        one in (None, usual.get(name), []) for name, one in (value or {}).items()
-    )
-
-
-_LORA = {"dropout": 0.0, "target_modules": "all-linear", "modules_to_save": ()}
-_LORA |= {"use_rslora": False, "use_dora": False, "bias": "none"}
-_SAMPLER = {"dtype": "float32", "lag": 0, "top_p": 1.0, "top_k": 0}
-_TESTS = {"columns": {}, "prompt": None, "reward": "correct"}
-_DATA = {"columns": {}, "prompt": None, "split": None, "exclude": "none", "lora": _LORA}
-#: By what a mapping is of, the settings that older runs do not have, with what those runs did.
-_BEFORE: Mapping[str, Mapping[str, Any]] = {
-    "run": {"dtype": "auto"},
-    "sft": _DATA,
-    "rl": {**_DATA, "sampler": _SAMPLER, "replay": False, "candidates": None, "server": "none"},
-    "eval": {**_TESTS, "dtype": "auto", "vllm": {}},
-    "eval of a recipe": _TESTS,
-}
-#: Those in which another value may mean the same.
-_SAME: Mapping[str, Callable[[Any], bool]] = {
-    "prompt": _no_prompt,
-    "lora": _usual(_LORA),
-    "sampler": _usual(_SAMPLER),
-}
-BEFORE: Mapping[str, Any] = {**_BEFORE["sft"], **_BEFORE["rl"], **_BEFORE["eval"]}
-
-
-def essential(config: Mapping[str, Any]) -> dict[str, Any]:
+def essential(
+    config: Mapping[str, Any], marks: Marks | None = None, at: str = ""
+) -> dict[str, Any]:
     """A run's settings without those that no result depends on.
 
-    Only the settings of the run and of its stages are looked at: a method's ``name`` is no title.
+    Without marks they are those of older releases. A method's ``name`` is no title.
 
     Example:
       >>> essential({"name": "a", "rl": {"sink": "wandb", "method": {"name": "atr"}}})
@@ -65,42 +84,12 @@ def essential(config: Mapping[str, Any]) -> dict[str, Any]:
       >>> essential({"rl": {"sampler": {"dtype": "float32", "lag": 0}, "max_steps": 3}})
       {'rl': {'max_steps': 3}}
     """
-    command = config.get("command")
-    own = {"sft": ["run", "sft"], "rl": ["run", "rl"], "eval": ["eval"], "run": ["run"]}
-    settings = _without_neutral(config, own.get(str(command), ["run", "sft", "rl"]))
+    marks = _older(config) if marks is None else marks
     return {
-        key: _without_neutral(value, ["eval of a recipe" if key == "eval" else key])
-        if key in _STAGES and isinstance(value, Mapping)
-        else value
-        for key, value in settings.items()
-    }
-
-
-def completed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run of an older release, with what newer settings say of it written out.
-
-    Example:
-      >>> completed({"sft": {"dataset": "a.csv"}, "seed": 0})["sft"]["exclude"]
-      'none'
-    """
-    if any(key in config for key in _STAGES):
-        trains = {k: completed(v) for k, v in config.items() if k in ("sft", "rl") and v}
-        return {**config, **trains}
-    return {**config, "exclude": config.get("exclude", BEFORE["exclude"])}
-
-
-def _without_neutral(settings: Mapping[str, Any], of: Sequence[str]) -> dict[str, Any]:
-    neutral = {name for key in of for name in _NEUTRAL[key]}
-    since = {name: before for key in of for name, before in _BEFORE[key].items()}
-
-    def says_nothing(key: str, value: Any) -> bool:
-        same = _SAME.get(key, lambda value: value == since[key])
-        return key in since and same(value)
-
-    return {
-        str(key): value
-        for key, value in settings.items()
-        if key not in neutral and not says_nothing(key, value)
+        key: essential(value, marks, f"{path}.") if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if (path := f"{at}{key}") not in marks.neutral
+        and not (path in marks.since and marks.since[path] == value)
     }
 
 
@@ -135,3 +124,67 @@ def with_method(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(new.get("method"), str):
         new["method"] = {"name": new["method"], **(arguments or {})}
     return new
+
+
+# -- runs of releases before 0.3, which store no marks: nothing is added here --------------------
+
+_SAVED = ("logging_steps", "save", "save_steps", "save_total_limit")
+#: By what a mapping is of, the settings that no result depends on.
+_NEUTRAL: Mapping[str, tuple[str, ...]] = {
+    "run": ("output_dir", "name"),
+    "sft": _SAVED,
+    "rl": (
+        *(*_SAVED, "shadows", "server_url", "save_async", "save_to", "tokens_every"),
+        *("tokens_completions", "tokens_megabytes", "sink"),
+    ),
+    "eval": ("output_dir",),
+    "eval of a recipe": (),
+}
+
+
+def _no_prompt(value: Any) -> bool:
+    return isinstance(value, Mapping) and set(value.values()) == {None}
+
+
+def _usual(usual: Mapping[str, Any]) -> Callable[[Any], bool]:
+    """Whether a mapping leaves what is usual."""
+    return lambda value: all(
+        one in (None, usual.get(name), []) for name, one in (value or {}).items()
+    )
+
+
+_LORA = {"dropout": 0.0, "target_modules": "all-linear", "modules_to_save": ()}
+_LORA |= {"use_rslora": False, "use_dora": False, "bias": "none"}
+_SAMPLER = {"dtype": "float32", "lag": 0, "top_p": 1.0, "top_k": 0}
+_TESTS = {"columns": {}, "prompt": None, "reward": "correct"}
+_DATA = {"columns": {}, "prompt": None, "split": None, "exclude": "none", "lora": _LORA}
+#: By what a mapping is of, the settings that older runs do not have, with what those runs did.
+_BEFORE: Mapping[str, Mapping[str, Any]] = {
+    "run": {"dtype": "auto"},
+    "sft": _DATA,
+    "rl": {**_DATA, "sampler": _SAMPLER, "replay": False, "candidates": None, "server": "none"},
+    "eval": {**_TESTS, "dtype": "auto", "vllm": {}},
+    "eval of a recipe": _TESTS,
+}
+#: Those in which another value may mean the same.
+_SAME: Mapping[str, Callable[[Any], bool]] = {
+    "prompt": _no_prompt,
+    "lora": _usual(_LORA),
+    "sampler": _usual(_SAMPLER),
+}
+
+
+def _older(config: Mapping[str, Any]) -> Marks:
+    """The marks of a run that stores none, by the names of its settings."""
+    command = str(config.get("command"))
+    own = {"sft": ["run", "sft"], "rl": ["run", "rl"], "eval": ["eval"], "run": ["run"]}
+    parts = [("", kind, config) for kind in own.get(command, ["run", "sft", "rl"])]
+    for stage, kind in (("sft", "sft"), ("rl", "rl"), ("eval", "eval of a recipe")):
+        if isinstance(config.get(stage), Mapping):
+            parts.append((f"{stage}.", kind, config[stage]))
+    since: dict[str, Any] = {}
+    for at, kind, settings in parts:
+        for name, before in _BEFORE[kind].items():
+            same = name in settings and name in _SAME and _SAME[name](settings[name])
+            since[at + name] = settings[name] if same else before
+    return Marks({at + name: "" for at, kind, _ in parts for name in _NEUTRAL[kind]}, since)

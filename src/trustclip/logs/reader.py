@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.logs.answers import digest, outcomes, scores, shortfall
-from trustclip.logs.identity import with_method
+from trustclip.logs.identity import Marks, with_method
 from trustclip.logs.log import Log
 from trustclip.logs.recognise import holds_log, looked_for, read_log
 from trustclip.logs.run import MEASURED, Evaluation, Run, in_words, setting_of
@@ -47,8 +47,10 @@ def read_run(path: Path) -> Run:
         remarks.append(
             f"{unreadable} unreadable line{'s' * (unreadable > 1)} skipped, as left by a kill"
         )
-    entry = _entry(path)
-    run = Run(path, config, environment, summary, metrics, evaluations, samples, remarks, entry)
+    run = Run(
+        path, config, environment, summary, metrics, evaluations, samples, remarks, _entry(path),
+        marks=Marks.read(path),
+    )  # fmt: skip
     if not run.finished:
         remarks.insert(0, f"unfinished: {run.last_step} updates logged so far")
     elif run.silence:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from trustclip.logs.identity import Marks, essential
 from trustclip.logs.log import Log
 from trustclip.logs.samples import Samples
 from trustclip.support.jsonl import Row
@@ -61,6 +62,7 @@ class Run:
     entry: Mapping[str, Any]
     log: Log | None = None  # where it was read from another trainer's
     tabled: bool = False  # read from a table of runs, where all updates are one row of means
+    marks: Marks | None = None  # of its settings; None in runs of older releases
 
     @property
     def command(self) -> str:
@@ -71,6 +73,11 @@ class Run:
         """Name of the folder; of a log, that of its file, unless every run's is the same."""
         path = self.path.resolve()
         return path.parent.name if path.name == "trainer_state.json" else path.name
+
+    @property
+    def essential(self) -> dict[str, Any]:
+        """Its settings without those that no result depends on."""
+        return essential(self.config, self.marks)
 
     @property
     def seed(self) -> Any:

@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from trustclip.logs.answers import of_answers
+from trustclip.logs.identity import Marks
 from trustclip.logs.run import Evaluation, Run
 from trustclip.logs.samples import Samples
 from trustclip.logs.summary import HASHES
@@ -97,6 +98,7 @@ def _row(run: Run) -> dict[str, Any]:
     environment = {k: value for k, value in run.environment.items() if k not in _OF_MACHINE}
     record = {
         "config": run.config,
+        "marks": run.marks and vars(run.marks),
         "environment": environment,
         "summary": summary,
         "entry": run.entry,
@@ -174,6 +176,7 @@ def _run(path: Path, row: Mapping[str, Any]) -> Run:
         remarks=record["remarks"],
         entry=record["entry"],
         tabled=True,
+        marks=Marks(**record["marks"]) if record.get("marks") else None,
     )
 
 

@@ -90,9 +90,11 @@ def marked(cls: type, kind: type[T]) -> Mapping[str, T]:
     """The settings of a class that bear a mark, in their order.
 
     Example:
-      >>> from trustclip.train.settings.stages import SFTStage
-      >>> "weight_decay" in marked(SFTStage, Trl)
-      True
+      >>> @dataclass
+      ... class Settings:
+      ...     top_p: Annotated[float, Trl()] = 1.0
+      >>> marked(Settings, Trl)
+      {'top_p': Trl(added=False)}
     """
     hints = get_type_hints(cls, include_extras=True)
     matches = {
@@ -127,3 +129,33 @@ def type_at(cls: Any, path: Sequence[str]) -> Any:
         inner = class_in(cls)
         cls = get_type_hints(inner).get(name) if inner else None
     return cls
+
+
+@cache
+def sections(cls: type) -> Mapping[str, type]:
+    """The settings of a class that are settings themselves, such as the stages of a recipe."""
+    hints = {name: hint for name, hint in get_type_hints(cls).items() if name in fields_of(cls)}
+    return {
+        name: kind
+        for name, hint in hints.items()
+        for kind in (hint, *get_args(hint))
+        if hasattr(kind, "__pydantic_validator__")
+    }
+
+
+def completed(cls: type, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run of an older release, with what it did by today's settings.
+
+    Example:
+      >>> @dataclass
+      ... class Settings:
+      ...     exclude: Annotated[str, Since(before="none")] = "tests"
+      >>> completed(Settings, {})
+      {'exclude': 'none'}
+    """
+    before = {name: mark.before for name, mark in marked(cls, Since).items() if mark.same is None}
+    whole = {**before, **settings}
+    inner = {
+        name: kind for name, kind in sections(cls).items() if isinstance(whole.get(name), dict)
+    }
+    return whole | {name: completed(kind, whole[name]) for name, kind in inner.items()}

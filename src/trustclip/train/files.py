@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from trustclip.constraints.registry import with_arguments
-from trustclip.logs.identity import completed
 from trustclip.support import yaml_files
 from trustclip.support.consent import ALL, consent, names_in
 from trustclip.support.imports import beside
 from trustclip.support.jsonl import plain
+from trustclip.support.marks import completed
 from trustclip.support.names import nearest, unknown
 from trustclip.support.settings import (
     PARTS,
@@ -92,9 +92,8 @@ def of_run(folder: Path) -> tuple[str, type, dict[str, Any]]:
     command = content.pop("command", None) if isinstance(content, dict) else None
     if command not in OF_COMMAND:
         raise ValueError(f"{folder}/config.yaml is of no run that can be continued: {command!r}.")
-    if command != "eval":
-        content = completed(content)
-    return command, OF_COMMAND[command], content | {"output_dir": str(folder)}
+    kind = OF_COMMAND[command]
+    return command, kind, completed(kind, content) | {"output_dir": str(folder)}
 
 
 def load_recipe(

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from unittest import mock
 
 from trustclip.logs import samples
 from trustclip.logs.answers import scores
 from trustclip.support.lock import only_process
+from trustclip.support.marks import Neutral
 from trustclip.train.evaluation.backends.local import Completion
 from trustclip.train.evaluation.evaluate import Plan, evaluate, recover
 from trustclip.train.problems.problem import Problem
@@ -27,7 +28,7 @@ PLAN = Plan(k=3, style="boxed", seed=0, batch_size=6)
 class Settings:
     """Of the stand-in evaluation."""
 
-    output_dir: Path
+    output_dir: Annotated[Path, Neutral("where it is")]
     k: int = PLAN.k
 
 

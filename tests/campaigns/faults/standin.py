@@ -15,7 +15,7 @@ from io import StringIO
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from trustclip import Method, method
 from trustclip.constraints.sampler import Pairs
 from trustclip.findings.live.first import FirstCompletions
 from trustclip.support import lock
+from trustclip.support.marks import Extends, Neutral
 from trustclip.train.durable.ranks import by_first
 from trustclip.train.durable.trainer import Durable
 from trustclip.train.models import save_model
@@ -45,9 +46,9 @@ BATCH = 4
 class Settings:
     """Of the stand-in run."""
 
-    output_dir: Path
+    output_dir: Annotated[Path, Neutral("where it is")]
     method: Method = field(default_factory=lambda: method("atr"))
-    max_steps: int = STEPS
+    max_steps: Annotated[int, Extends()] = STEPS
 
 
 class Config:

@@ -88,10 +88,10 @@ def test_another_schedule_goes_on_and_says_what_differs(folder, monkeypatch):  #
 )  # fmt: skip
 def test_what_is_exact(schedule, warmup, exact):
     settings = {"rl.max_steps": 2, "rl.lr_scheduler_type": schedule, "rl.warmup_steps": warmup}
-    found = extension("run", settings, settings | {"rl.max_steps": 3})
+    found = extension("rl.max_steps", settings, settings | {"rl.max_steps": 3})
     assert found is not None and found.exact is exact
-    assert extension("run", settings, settings | {"rl.max_steps": 1}) is None
-    assert extension("eval", settings, settings | {"rl.max_steps": 3}) is None
+    assert extension("rl.max_steps", settings, settings | {"rl.max_steps": 1}) is None
+    assert extension("", settings, settings | {"rl.max_steps": 3}) is None
 
 
 def test_a_folder_that_is_no_run(tmp_path):

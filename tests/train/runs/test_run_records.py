@@ -7,9 +7,10 @@ import pytest
 import yaml
 from synthetic_runs import Spec, make_run
 
-from trustclip.logs.identity import NEUTRAL, essential
+from trustclip.logs.identity import essential
 from trustclip.logs.reader import read_run, read_runs
 from trustclip.logs.samples import Samples, shards
+from trustclip.logs.table import write_table
 from trustclip.logs.writing.environment import environment
 from trustclip.report.build import build
 from trustclip.report.console import explain
@@ -34,10 +35,38 @@ def settings(folder, **changes):
 def test_a_run_is_resumed_whatever_its_neutral_settings(tmp_path):
     RunDirectory(tmp_path, "rl", settings(tmp_path)).summarize({})
     changed = {"save_steps": 3, "save_total_limit": 7, "sink": "wandb", "logging_steps": 5}
-    assert set(changed) < set(NEUTRAL)
     assert RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, **changed)).path == tmp_path
     with pytest.raises(ValueError, match="max_steps"):
         RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, max_steps=3))
+
+
+def test_a_setting_that_a_run_has_otherwise_is_told_with_both_values(tmp_path):
+    RunDirectory(tmp_path, "rl", settings(tmp_path)).summarize({})
+    with pytest.raises(
+        ValueError, match=r"server='none', not 'fixed'; .* max_steps upwards, and logg"
+    ):
+        RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, server="fixed"))
+    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    del config["server"]  # as in a release before it, which stored no marks either
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "marks.json").unlink()
+    with pytest.raises(ValueError, match="had no setting server, and did what 'none' does now"):
+        RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, server="fixed"))
+
+
+def test_what_a_run_says_of_its_settings_is_in_its_table_too(tmp_path):
+    run = RunDirectory(tmp_path / "run", "rl", settings(tmp_path)).path
+    (run / "marks.json").write_text(
+        '{"neutral": {"seed": "a test"}, "since": {"beta": 0.0}, "extends": ""}'
+    )
+    whole = read_run(run)
+    write_table(tmp_path / "runs.parquet", [whole], [{}])
+    (tabled,) = read_runs([tmp_path / "runs.parquet"])
+    assert whole.essential == tabled.essential
+    assert whole.config.keys() - whole.essential.keys() == {"seed", "beta"}
+    (run / "marks.json").write_text('{"neutral": []}')
+    with pytest.raises(ValueError, match=r"marks\.json is damaged: it has no `neutral` of a run"):
+        read_run(run)
 
 
 def test_neutral_settings_change_no_digest_and_the_name_of_a_method_is_not_neutral():

@@ -2,10 +2,12 @@
 
 from typing import Annotated
 
-from trustclip.logs.identity import BEFORE, NEUTRAL, essential
-from trustclip.logs.writing.extension import LENGTH
+from trustclip.logs.identity import Marks, essential
+from trustclip.logs.reader import read_run
 from trustclip.support.checked import checked
-from trustclip.support.marks import Neutral, Since, Trl, fields_of, marked
+from trustclip.support.jsonl import plain
+from trustclip.support.marks import Neutral, Since, Trl, completed, fields_of, marked
+from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.settings.stages import (
     OF_COMMAND,
     EvalSettings,
@@ -34,36 +36,61 @@ def test_what_is_marked_for_trl_is_what_trl_has():
 
 
 def test_a_new_setting_is_one_line(tmp_path):
-    """It reaches TRL, changes no identity of a run where it says so, and has its option."""
+    """It reaches TRL, and its run says of it what its marks say."""
     from trustclip.train.configs import grpo_config
 
     @checked
     class More(RLStage):
         adam_beta2: Annotated[float, Trl()] = 0.95
         colour: Annotated[str, Neutral("the colour of its curve")] = "blue"
+        half: Annotated[bool, Since(before=False)] = False
 
     args = grpo_config(More(dataset="arithmetic", adam_beta2=0.9), tmp_path)
     assert args.adam_beta2 == 0.9
-    assert marked(More, Neutral)["colour"].why == "the colour of its curve"
+    kept = [
+        read_run(RunDirectory(tmp_path / name, "rl", More(dataset="a.csv", **more)).path).essential
+        for name, more in (("blue", {}), ("red", {"colour": "red"}), ("half", {"half": True}))
+    ]
+    assert kept[0] == kept[1] and kept[2] == {**kept[0], "half": True}
     assert {"adam_beta2", *marked(RLStage, Trl)} == set(marked(More, Trl))
 
 
+def stored(kind, settings):
+    """What a run directory keeps of plain settings of a class."""
+    return essential(settings, Marks.of(kind, settings))
+
+
 def test_runs_are_told_apart_by_what_results_depend_on():
-    assert set(NEUTRAL) == {n for c in (Recipe, SFTStage, RLStage) for n in marked(c, Neutral)}
-    marks = {n: m for c in (SFTStage, RLStage, EvalSettings) for n, m in marked(c, Since).items()}
-    assert set(BEFORE) == set(marks)
-    assert all(
-        marks[name].unchanged(value) or value in (None, {}) for name, value in BEFORE.items()
-    )
-    assert not set(NEUTRAL) & {"method", "seed", "max_steps", "learning_rate", "dataset"}
-    assert BEFORE["exclude"] == "none" and BEFORE["split"] is None
-    assert LENGTH == {"sft": "max_steps", "rl": "max_steps", "run": "rl.max_steps"}
+    rl = plain(RLStage(dataset="a.csv", max_steps=3, exclude="none"))
+    assert stored(RLStage, {**rl, "sink": "wandb", "save_steps": 9}) == stored(RLStage, rl)
+    for name, other in (
+        ("seed", 1),
+        ("method", {"name": "clip"}),
+        ("max_steps", 4),
+        ("top_p", 0.9),
+    ):
+        assert stored(RLStage, {**rl, name: other}) != stored(RLStage, rl), name
     old = {"rl": {"dataset": "a.csv", "max_steps": 3}, "eval": {"tasks": "b.csv"}}
-    rl = {"sampler": {"dtype": "float32", "lag": 0}, "columns": {}, "split": None}
-    new = {"rl": {**old["rl"], **rl}, "eval": {**old["eval"], "reward": "correct"}}
-    assert essential(old) == essential(new)
-    assert essential({"rl": {"reward": "correct"}}) == {"rl": {"reward": "correct"}}
+    more = {"sampler": {"dtype": "float32", "lag": 0}, "columns": {}, "split": None}
+    new = {"rl": {**old["rl"], **more}, "eval": {**old["eval"], "reward": "correct"}}
+    assert stored(Recipe, new) == stored(Recipe, old) == essential(old) == essential(new)
+    assert stored(RLStage, {"reward": "correct"}) == {"reward": "correct"}
+    assert stored(EvalSettings, {"reward": "correct"}) == {}
+    assert Marks.of(Recipe, {"sft": {}, "rl": {}}).extends == "rl.max_steps"
+
+
+def test_runs_of_older_releases_are_told_apart_as_then():
+    """Their settings are known by a list of names, which agrees with the marks of these."""
+    for command, kind in OF_COMMAND.items():
+        given = {"model": "m", "output_dir": "o", "dataset": "a.csv", "tasks": "b.csv"}
+        stages = {"rl": RLStage(dataset="a.csv"), "sft": SFTStage(dataset="a.csv"), "name": "a",
+                  "eval": RecipeEval(tasks="b.csv")}  # fmt: skip
+        given |= stages
+        settings = plain(kind(**{k: v for k, v in given.items() if k in fields_of(kind)}))
+        config = {"command": command, **settings}
+        assert essential(config) == essential(config, Marks.of(kind, settings)), command
     assert essential({"command": "eval", "reward": "correct"}) == {"command": "eval"}
+    assert completed(RLStage, {"dataset": "a.csv"})["exclude"] == "none"
 
 
 def test_a_stage_is_the_settings_of_its_command():

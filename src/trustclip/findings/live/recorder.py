@@ -8,18 +8,21 @@ import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
 from trustclip.constraints.schedule import Schedule
+from trustclip.engines.sampler import Sampler
 from trustclip.engines.trl.passthrough import changes_nothing
 from trustclip.engines.trl.recording.tokens import Pieces, Plan, TokenSampler
 from trustclip.findings.live.first import FirstCompletions
 from trustclip.findings.live.guards import RowGuards
 from trustclip.logs.answers import score_rows, scores
 from trustclip.logs.given import answer_rows
+from trustclip.logs.identity import Marks
 from trustclip.logs.names import SAMPLING_ENTROPY
 from trustclip.logs.trl import OF_RECIPES
 from trustclip.logs.writing.completions import Completions, Notice, problem_of
@@ -28,17 +31,21 @@ from trustclip.support.jsonl import append_jsonl, read_jsonl, scan
 from trustclip.support.lock import only_process, rank
 from trustclip.support.terminal import Terminal, warn
 
-#: Settings of a trainer that are at the top of ``config.yaml``, as in a recipe: what results depend
-#: on, and what they do not. Others are in ``trl``.
-_ESSENTIAL = (
-    *(*OF_RECIPES, "num_train_epochs", "seed", "allow_inert", "sampler", "replay", "candidates"),
-    *("server", "brake"),
-)
-_NEUTRAL = (
-    *("output_dir", "logging_steps", "save_total_limit", "save_async", "save_to", "server_url"),
-    "shadows",
-)
-_TOP_LEVEL = {*_ESSENTIAL, *_NEUTRAL}
+#: Settings of a trainer at the top of ``config.yaml``, as in a recipe; others are in ``trl``.
+_OURS = ("allow_inert", "sampler", "replay", "candidates", "server", "brake")
+#: Those on which no result depends, and why.
+_NEUTRAL = {
+    "output_dir": "where the trainer writes",
+    "logging_steps": "how often metrics are written; nothing is trained on them",
+    "save_total_limit": "how many checkpoints are kept",
+    "save_async": "whether training waits for a checkpoint",
+    "save_to": "where checkpoints are copied to",
+    "server_url": "where the server is; what it samples from, `server` says",
+    "shadows": "methods that only watch; the training is the same to the last bit",
+}
+#: Those that older releases did not have, with what these did.
+_SINCE = {"sampler": asdict(Sampler()), "replay": False, "server": "none"}
+_TOP_LEVEL = {*OF_RECIPES, "num_train_epochs", "seed", *_OURS, *_NEUTRAL}
 
 #: Locks of this process by folder: a notebook's cell that is run again replaces its recorder.
 _locks: dict[Path, contextlib.ExitStack] = {}
@@ -109,7 +116,10 @@ class Recorder(TrainerCallback):
         if self._trainer is not None:
             raise ValueError(f"the recorder of {self.path} has a trainer; make one for each.")
         _lock(self.path)
-        self._run = run = RunWriter.resumed(self.path, "rl", settings_of(trainer))
+        settings = settings_of(trainer)
+        neutral = {name: why for name, why in _NEUTRAL.items() if name in settings}
+        marks = Marks(neutral, {n: v for n, v in _SINCE.items() if n in settings}, "max_steps")
+        self._run = run = RunWriter.resumed(self.path, "rl", settings, marks)
         self._trainer = trainer
         trainer.recorder = Completions(run, self._guards.report, _Problems(run))
         if hasattr(trainer, "journal"):

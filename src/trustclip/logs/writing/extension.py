@@ -2,17 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from trustclip.logs.identity import BEFORE, NEUTRAL
-
-#: Where the number of updates stands in the settings of each command.
-LENGTH: Mapping[str, str] = {"sft": "max_steps", "rl": "max_steps", "run": "rl.max_steps"}
+from trustclip.logs.identity import Marks, flat
 
 
 @dataclass(frozen=True)
 class Extension:
-    """A run that gets more updates: a line of `trustclip.train.runs.directory.EXTENSIONS`."""
+    """A run that gets more updates: a line of `trustclip.logs.writing.run.EXTENSIONS`."""
 
     before: int  # updates that it was to have
     now: int  # updates that it will have
@@ -20,17 +18,14 @@ class Extension:
     text: str  # both, for people
 
 
-def extension(
-    command: str, stored: Mapping[str, Any], current: Mapping[str, Any]
-) -> Extension | None:
-    """What settings change of a run's length; None where it stays, or may not change so.
+def extension(key: str, stored: Mapping[str, Any], current: Mapping[str, Any]) -> Extension | None:
+    """What settings change of a run's length, at ``key``; None where it stays, or may not change.
 
     Example:
       >>> settings = {"max_steps": 200, "lr_scheduler_type": "constant", "warmup_steps": 0}
-      >>> extension("rl", settings, settings | {"max_steps": 400}).exact
+      >>> extension("max_steps", settings, settings | {"max_steps": 400}).exact
       True
     """
-    key = LENGTH.get(command, "")
     before, now = stored.get(key), current.get(key)
     if not isinstance(before, int) or not isinstance(now, int) or not 0 < before < now:
         return None
@@ -50,23 +45,28 @@ def extension(
     return Extension(before, now, False, text)
 
 
-def unchangeable(path: Any, command: str, key: str, values: tuple[Any, Any], elsewhere: str) -> str:
-    """The sentence about a setting that another run in the folder has differently."""
-    stored, current = values
-    free = ", ".join(name for name in NEUTRAL if name != "output_dir")
-    name = key.rpartition(".")[2]
-    if stored is None and BEFORE.get(name) is not None:
+def unchangeable(
+    path: Path, marks: Marks, key: str, stored: Mapping[str, Any], current: Any, elsewhere: str
+) -> str:
+    """The sentence about a setting that the run in a folder, of ``stored`` values, has differently.
+
+    ``current`` is its value now, and ``marks`` are those of the settings of now.
+    """
+    before = flat(marks.since).get(key)
+    if key not in stored and before is not None:
         return (
             f"{path} holds a run of a release that had no setting {key}, and did what "
-            f"{BEFORE[name]!r} does now, not {current!r}: continue it with --{key} {BEFORE[name]}, "
+            f"{before!r} does now, not {current!r}: continue it with --{key} {before}, "
             f"or choose another {elsewhere}."
         )
-    if key == LENGTH.get(command):
-        more = f"a run that has begun may get more updates, not fewer ({stored!r} so far)"
+    if key == marks.extends:
+        more = f"a run that has begun may get more updates, not fewer ({stored.get(key)!r} so far)"
     else:
-        longer = f"{LENGTH[command]} upwards, and " if command in LENGTH else ""
-        more = f"of a run that has begun you may change {longer}{free}"
+        free = dict.fromkeys(name.rpartition(".")[2] for name in marks.neutral)
+        names = ", ".join(name for name in free if name != "output_dir")
+        longer = f"{marks.extends} upwards, and " if marks.extends else ""
+        more = f"of a run that has begun you may change {longer}{names}"
     return (
-        f"{path} holds a run with {key}={stored!r}, not {current!r}; continue it with the same "
-        f"settings or choose another {elsewhere}: {more}."
+        f"{path} holds a run with {key}={stored.get(key)!r}, not {current!r}; continue it with the "
+        f"same settings or choose another {elsewhere}: {more}."
     )

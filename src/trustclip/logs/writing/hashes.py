@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trustclip.logs.identity import MARKS
 from trustclip.logs.summary import HASHES
 from trustclip.support.inside import regular_files
 from trustclip.support.jsonl import plain
@@ -14,7 +15,7 @@ from trustclip.support.listing import manifest_entries
 #: Folder of the trained model.
 FINAL = "final"
 #: Files beside the rows that a run writes and that its results depend on.
-_SETTINGS = ("config.yaml", "environment.json", "extensions.jsonl", "quarantine.jsonl")
+_SETTINGS = ("config.yaml", MARKS, "environment.json", "extensions.jsonl", "quarantine.jsonl")
 #: Written after the summary, and again when a page of the run is made.
 _CARD = f"{FINAL}/README.md"
 

@@ -1,10 +1,11 @@
 """A run directory as it is written: everything a run is and did, readable without this program.
 
-``config.yaml`` (settings, all of them), ``environment.json``, ``metrics.jsonl`` (a line per logged
-step), ``samples.jsonl`` and further shards (a line per completion), ``gates.jsonl`` (a line per
-update: gated share of its completions), ``tokens/`` (a file per recorded update: tokens of some of
-its completions), ``problems.jsonl``, ``summary.json`` (the outcome). Lines are appended and flushed
-as they come: what was computed is on disk. Secrets (tokens, passwords, keys) are replaced before
+``config.yaml`` (settings, all of them), ``marks.json`` (on which of them no result depends, and
+what runs without them did), ``environment.json``, ``metrics.jsonl`` (a line per logged step),
+``samples.jsonl`` and further shards (a line per completion), ``gates.jsonl`` (a line per update:
+gated share of its completions), ``tokens/`` (a file per recorded update: tokens of some of its
+completions), ``problems.jsonl``, ``summary.json`` (the outcome). Lines are appended and flushed as
+they come: what was computed is on disk. Secrets (tokens, passwords, keys) are replaced before
 anything is written.
 
 In one file because what is appended, measured, cut back and summarised are the same files: each is
@@ -20,12 +21,12 @@ from typing import Any, ClassVar, Protocol, Self
 
 import yaml
 
-from trustclip.logs.identity import essential, flat, with_method
+from trustclip.logs.identity import MARKS, Marks, essential, flat, with_method
 from trustclip.logs.samples import SHARD, newest_shard, own_shards
 from trustclip.logs.summary import HASHES, read_summary
 from trustclip.logs.tokens import TOKENS, UPDATE, TokenRow, write_tokens
 from trustclip.logs.writing.environment import environment, versions
-from trustclip.logs.writing.extension import LENGTH, Extension, extension, unchangeable
+from trustclip.logs.writing.extension import Extension, extension, unchangeable
 from trustclip.logs.writing.extents import Cursor, Extents
 from trustclip.logs.writing.hashes import with_hashes
 from trustclip.support.consent import consent, names_in
@@ -49,7 +50,8 @@ CURSORS = "cursors.jsonl"
 #: A line for each time that the run was given more updates.
 EXTENSIONS = "extensions.jsonl"
 #: What a run directory holds before anything was computed.
-UNBEGUN = {LOCK, "config.yaml", "environment.json", "problems.jsonl", "quarantine.jsonl"}
+_WHAT = {"config.yaml", MARKS, "problems.jsonl", "quarantine.jsonl"}
+UNBEGUN = {LOCK, "environment.json", *_WHAT}
 #: Names that a cursor may hold: of the files that grow.
 GROWING = re.compile(rf"(gates|metrics|problems)\.jsonl|{SHARD.pattern}|{TOKENS}/{UPDATE.pattern}")
 #: Name of the notice that files of rows were deleted, cut or replaced while the run went on.
@@ -79,61 +81,57 @@ class RunWriter:
     #: What a message calls another place to write to.
     elsewhere: ClassVar[str] = "folder"
 
-    def __init__(self, path: Path, command: str, settings: Any) -> None:
+    def __init__(self, path: Path, command: str, settings: Any, marks: Marks | None = None) -> None:
         self._open(path)
         if (path / "config.yaml").exists() and rank() == 0:
             raise ValueError(f"{path} already holds a run; choose another {self.elsewhere}.")
         if rank() == 0:
             path.mkdir(parents=True, exist_ok=True)
             write_json(path / "environment.json", environment())
-            self._describe(command, settings)
-
-    def _describe(self, command: str, settings: Any) -> None:
-        text = yaml.safe_dump(config_of(command, settings), sort_keys=False, allow_unicode=True)
-        write_text(self.path / "config.yaml", text)
+            self._describe(*described(command, settings, marks))
 
     @classmethod
-    def resumed(cls, path: Path, command: str, settings: Any) -> Self:
+    def resumed(cls, path: Path, command: str, settings: Any, marks: Marks | None = None) -> Self:
         """The run that ``path`` holds, to be continued, or a new one where there is none.
 
         A ValueError says what another command or other settings have begun there.
         """
         if not (path / "config.yaml").exists() or rank() != 0:
-            return cls(path, command, settings)
+            return cls(path, command, settings, marks)
         flush(path)  # what is read here is believed: a killed process may not have flushed its name
-        current = flat(essential(config_of(command, settings)))
+        config, marks = described(command, settings, marks)
+        current = flat(essential(config, marks))
         with consent(*names_in(current)):
-            stored = _all_of_method(with_method(whole(path / "config.yaml")))
-        stored = flat(essential(stored))
-        longer = extension(command, stored, current)
-        allowed = LENGTH.get(command) if longer else None
+            begun = _all_of_method(with_method(whole(path / "config.yaml")))
+        stored = flat(essential(begun, Marks.read(path)))
+        longer = extension(marks.extends, stored, current)
         for key in {**current, **stored}:
             same = key in stored and key in current and stored[key] == current[key]
-            if not same and key != allowed:
+            if not same and not (longer and key == marks.extends):
                 if {entry.name for entry in path.iterdir()} <= UNBEGUN:
-                    return cls._instead(path, command, settings)
-                values = stored.get(key), current.get(key)
-                raise ValueError(unchangeable(path, command, key, values, cls.elsewhere))
+                    for name in _WHAT:  # it was refused before it did anything
+                        (path / name).unlink(missing_ok=True)
+                    return cls(path, command, settings, marks)
+                now, elsewhere = flat(config).get(key), cls.elsewhere
+                raise ValueError(unchangeable(path, marks, key, flat(begun), now, elsewhere))
         run = cls.__new__(cls)
         run._open(path)
         if longer is not None:
-            run._extend(longer, command, settings)
+            run._extend(longer, config, marks)
         return run
 
-    @classmethod
-    def _instead(cls, path: Path, command: str, settings: Any) -> Self:
-        """A new run in place of one that was refused before it did anything."""
-        for name in ("config.yaml", "problems.jsonl", "quarantine.jsonl"):
-            (path / name).unlink(missing_ok=True)
-        return cls(path, command, settings)
+    def _describe(self, config: Mapping[str, Any], marks: Marks) -> None:
+        write_json(self.path / MARKS, vars(marks))
+        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+        write_text(self.path / "config.yaml", text)  # last: with it, there is a run
 
-    def _extend(self, longer: Extension, command: str, settings: Any) -> None:
+    def _extend(self, longer: Extension, config: Mapping[str, Any], marks: Marks) -> None:
         """Record that the run gets more updates; it is not finished any more."""
         summary = self.summary
         if summary.get("finished"):
             self.refuse_without_checkpoint()
         append_jsonl(self.path / EXTENSIONS, [vars(longer)])
-        self._describe(command, settings)
+        self._describe(config, marks)
         if summary:
             self._reopen(summary)
         self.extended = longer.text
@@ -331,6 +329,9 @@ def _all_of_method(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def config_of(command: str, settings: Any) -> dict[str, Any]:
-    """Contents of ``config.yaml``."""
-    return redact({"command": command, **plain(settings)})
+def described(
+    command: str, settings: Any, marks: Marks | None = None
+) -> tuple[dict[str, Any], Marks]:
+    """Contents of ``config.yaml``, and the marks of what it holds."""
+    config = redact({"command": command, **plain(settings)})
+    return config, Marks.of(type(settings), config) if marks is None else marks

@@ -4,10 +4,10 @@ import warnings
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trustclip.logs.identity import essential
+from trustclip.logs.identity import Marks, essential
 from trustclip.logs.summary import read_summary
 from trustclip.logs.writing.hashes import FINAL, missing_files
-from trustclip.logs.writing.run import RunWriter, config_of, whole
+from trustclip.logs.writing.run import RunWriter, described, whole
 from trustclip.support.flush import flush, flush_tree
 from trustclip.train.durable.store import CheckpointStore
 
@@ -23,7 +23,8 @@ class RunDirectory(RunWriter):
         config, summary = path / "config.yaml", path / "summary.json"
         if not config.exists() or (summary.exists() and read_summary(summary).get("finished")):
             return False
-        return essential(whole(config)) == essential(config_of(command, settings))
+        begun = essential(whole(config), Marks.read(path))
+        return begun == essential(*described(command, settings))
 
     @property
     def final(self) -> Path:

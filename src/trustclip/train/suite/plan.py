@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trustclip.constraints.base import Method
-from trustclip.logs.identity import essential, flat
+from trustclip.logs.identity import Marks, essential, flat
 from trustclip.logs.reader import in_words, setting_of
 from trustclip.support.consent import consent
 from trustclip.support.jsonl import read_mapping
@@ -20,7 +20,7 @@ from trustclip.support.secrets import redact
 from trustclip.support.settings import Complaint, Rules, Source, refuse, validated
 from trustclip.train.files import as_mapping, load_yaml, read_recipe
 from trustclip.train.problems.sources import task_file
-from trustclip.train.settings.stages import NOTHING, Recipe
+from trustclip.train.settings.stages import NOTHING, Recipe, SFTSettings
 from trustclip.train.shipped import locate
 from trustclip.train.suite.settings import (
     Scalar,
@@ -209,7 +209,7 @@ def _sft(settings: SuiteSettings, recipe: Recipe, seed: int) -> Job | None:
     own = {"model": recipe.model, "seed": chosen, "dtype": recipe.dtype}
     content = {**own, **as_mapping(recipe)["sft"]}
     content["exclude"] = _tests_of(recipe, recipe.sft.exclude)
-    path = settings.output_dir / f"sft-{digest(content)}"
+    path = settings.output_dir / f"sft-{digest(content, SFTSettings)}"
     return Job(path, content | {"output_dir": str(path)}, "sft", recipe.model, chosen)
 
 
@@ -254,7 +254,7 @@ def _run(
     return Job(path, content, label, recipe.model, seed, recipe.rl.method, needs, swept)
 
 
-def digest(recipe: Mapping[str, Any]) -> str:
+def digest(recipe: Mapping[str, Any], kind: type = Recipe) -> str:
     """Eight hexadecimal digits that identify everything in a recipe that results depend on.
 
     SHA-256 of the canonical JSON of its `essential` settings. The contents of files and models are
@@ -266,5 +266,6 @@ def digest(recipe: Mapping[str, Any]) -> str:
       >>> digest({"seed": 1, "rl": {}}) == digest({"seed": 0, "rl": {}})
       False
     """
-    text = json.dumps(essential(recipe), sort_keys=True, separators=(",", ":"))
+    settings = essential(recipe, Marks.of(kind, recipe))
+    text = json.dumps(settings, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:8]

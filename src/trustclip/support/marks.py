@@ -119,12 +119,12 @@ def type_at(cls: Any, path: Sequence[str]) -> Any:
 
     Example:
       >>> from trustclip.train.settings.stages import Recipe
-      >>> type_at(Recipe, ["rl", "lora", "use_dora"]), type_at(Recipe, ["rl", "nothing"])
+      >>> type_at(Recipe, ["rl", "lora", "use_dora"]), type_at(Recipe, ["rl", "trl", "optim"])
       (<class 'bool'>, None)
     """
     for name in path:
-        if get_origin(cls) is dict:  # of settings by names of the user's own
-            cls = get_args(cls)[1]
+        if get_origin(cls) is dict:  # settings by names of the user's own, or plain values
+            cls = class_in(get_args(cls)[1])
             continue
         inner = class_in(cls)
         cls = get_type_hints(inner).get(name) if inner else None

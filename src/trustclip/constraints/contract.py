@@ -64,8 +64,9 @@ def faults(method: Method) -> tuple[Fault, ...]:
     """
     by_rule: dict[str, Fault] = {}
     try:
-        for fault in _faults(method):
-            by_rule.setdefault(fault.rule, fault)
+        with torch.device("cpu"):
+            for fault in _faults(method):
+                by_rule.setdefault(fault.rule, fault)
     except _BrokenError as error:
         by_rule.setdefault(error.fault.rule, error.fault)
     except Exception as error:  # whatever the method's own code raises

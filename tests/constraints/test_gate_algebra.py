@@ -15,7 +15,7 @@ from trustclip.constraints import aggregation, gates, masked
 
 INF, NAN = math.inf, math.nan
 #: Log-ratios, advantages and bounds that meet each other in every combination.
-RATIOS = (0.0, 0.25, -0.25, 0.2, -0.2, 3.0, -3.0, 80.0, -800.0, NAN)
+RATIOS = (0.0, 0.25, -0.25, 0.2, -0.2, 3.0, -3.0, 40.0, -800.0, NAN)
 ADVANTAGES = (0.0, 1.0, -1.0, 2.5, -0.5)
 GRID = list(itertools.product(RATIOS, ADVANTAGES, (True, False)))
 LOW, HIGH = -0.2, 0.2
@@ -232,13 +232,13 @@ def test_masked_arithmetic() -> None:
 
 
 def test_ratios_of_any_size() -> None:
-    x = torch.tensor([-1e9, 0.0, 60.0, 60.5, 1e9, NAN], dtype=torch.float64, requires_grad=True)
+    x = torch.tensor([-1e9, 0.0, 40.0, 40.5, 1e9, NAN], dtype=torch.float64, requires_grad=True)
     for value, shift in ((masked.safe_exp(x), 0), (masked.safe_expm1(x), 1)):
-        top = math.exp(60) - shift
+        top = math.exp(40) - shift
         wanted = [-shift, 1 - shift, top, top, top, NAN]
         assert value.tolist() == pytest.approx(wanted, nan_ok=True)
         (grad,) = torch.autograd.grad(value.sum(), x)
-        assert grad.tolist() == pytest.approx([0, 1, math.exp(60), 0, 0, NAN], nan_ok=True)
+        assert grad.tolist() == pytest.approx([0, 1, math.exp(40), 0, 0, NAN], nan_ok=True)
 
 
 def test_types_are_widened_and_kept() -> None:

@@ -180,7 +180,7 @@ def moments(batch: TokenBatch, gated: Tensor) -> Metrics:
     size = a.abs()
     pairs = {
         "advantage_cut": (masked_sum(size, mask & gated), masked_sum(size, mask)),
-        "ratio_squared": (masked_sum(safe_exp(2 * x), mask), count),
+        "ratio_squared": (masked_sum(safe_exp(x).square(), mask), count),
     }
     if batch.entropy is not None:
         slope = entropy_slope(batch)

@@ -38,16 +38,13 @@ from trustclip.constraints.candidates import Candidates
 from trustclip.constraints.compiled import constant
 from trustclip.constraints.compose import Composite
 from trustclip.constraints.gradients import gradient
-from trustclip.constraints.masked import masked_sum, zero_masked
+from trustclip.constraints.masked import masked_sum, safe_exp, zero_masked
 
 #: Least mass beyond the candidates, as in the released code: a tail of 0 has no ratio.
 FLOOR = 1e-6
 
 #: Log-probability of a token beyond the candidates: they are many, and each is rare.
 _RARE = -30.0
-
-#: What a ratio or coefficient counts as at most in the ledger, where it is squared.
-_SQUARABLE = 1e12
 
 #: Tokens of a batch whose candidates pass a method at a time.
 _AT_ONCE = 1 << 22
@@ -215,7 +212,6 @@ def drift_metrics(batch: TokenBatch, method: Method) -> Metrics:
         return {}
     qc, qc_beyond, p, q, p_beyond, q_beyond = expected(method, batch)
     c = gradient(method, batch)[0]
-    qc, qc_beyond, c = (x.clamp(-_SQUARABLE, _SQUARABLE) for x in (qc, qc_beyond, c))
     positions = batch.mask & batch.candidates.valid.any(dim=2)  # [batch, time], as all below
     total = qc.sum(dim=2) + qc_beyond
     beyond = qc_beyond - total * p_beyond
@@ -235,7 +231,7 @@ def drift_metrics(batch: TokenBatch, method: Method) -> Metrics:
     inner = c * (q_y * c - total * p_y - along_p)
     signal = (whole - 2 * inner + size).clamp(min=0)
     # [batch, time, candidates]
-    ratio = torch.where(p > 0, q / p, 1.0).clamp(max=_SQUARABLE)
+    ratio = safe_exp(batch.candidates.logp_rollout - batch.candidates.logp)
     rest = q_beyond / p_beyond.clamp(min=FLOOR)
     pull = (qc * (ratio - 1)).sum(dim=2) + qc_beyond * (rest - 1)
     count, a = positions.sum().to(c.dtype), batch.advantages

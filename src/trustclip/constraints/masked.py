@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-#: Largest exponent that `safe_exp` raises e to: e^60 is above any ratio that still means something,
-#: and times a weight of e^20, the largest in `trustclip.constraints.rejection`, it is finite in
-#: float32, as are sums of that. Gates never see this limit: they compare log-ratios.
-MAX_LOG_RATIO = 60.0
+#: Largest exponent that `safe_exp` raises e to: e^40 is above any ratio that still means something,
+#: and finite in float32 when it is squared, or multiplied by two weights of e^20, the largest in
+#: `trustclip.constraints.rejection`. Gates never see this limit: they compare log-ratios.
+MAX_LOG_RATIO = 40.0
 
 
 def widen(x: Tensor) -> Tensor:
@@ -27,8 +27,8 @@ def zero_masked(x: Tensor, mask: Tensor) -> Tensor:
 def safe_exp(log_ratio: Tensor) -> Tensor:
     r"""Ratio $w = e^{x}$ that stays finite with a finite gradient, for $|x|$ of any size.
 
-    The limit is one of overflow, not of trust: a kept token with $x = 50$ has a weight of
-    $10^{21}$, as in TRL, where verl stops at $e^{20}$. A NaN stays one, in value and in gradient.
+    The limit is one of overflow, not of trust: a kept token with $x = 35$ has a weight of
+    $10^{15}$, as in TRL, where verl stops at $e^{20}$. A NaN stays one, in value and in gradient.
 
     Example:
       >>> safe_exp(torch.tensor([0.0, 1000.0])).isfinite().all().item()

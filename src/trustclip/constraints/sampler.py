@@ -40,9 +40,6 @@ _UPPER = [_LEAST * 10 ** (i / _BINS) for i in range(_STEPS)]
 #: Edges of the histogram of log-ratios, nats; 0 is in the middle of a bin.
 EDGES = (-_LARGEST, *(-x for x in reversed(_UPPER)), *_UPPER, _LARGEST)
 
-#: Log-ratio of a sequence at which its weight stops growing: the square is finite in float32.
-_SQUARABLE = 40.0
-
 #: Fields of which `TokenBatch.against` makes others: a gate on them has no other anchor.
 _OF_OLD = ("kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv")
 
@@ -128,9 +125,9 @@ def sampler_metrics(batch: TokenBatch, method: Method | None = None) -> Metrics:
             "identical_share": log_ratio == 0,
         }
         metrics |= {prefix + name: _pair(value, tokens) for name, value in distances.items()}
-        ratio = sequence_sum(log_ratio, tokens).clamp(max=_SQUARABLE)  # [batch]
-        metrics[prefix + "sequence_ratio"] = _pair(safe_exp(ratio), whole)
-        metrics[prefix + "sequence_ratio_squared"] = _pair(safe_exp(2 * ratio), whole)
+        ratio = safe_exp(sequence_sum(log_ratio, tokens))  # [batch]
+        metrics[prefix + "sequence_ratio"] = _pair(ratio, whole)
+        metrics[prefix + "sequence_ratio_squared"] = _pair(ratio.square(), whole)
     if batch.lag is not None:
         by_lag = {
             "k3": divergences.k3(x),

@@ -110,12 +110,12 @@ class _Path(NamedTuple):
     Args:
       new: probability of each candidate and of all others together, 0 where there are none. Shape
         [batch, time, k + 1].
-      old: the same under the old policy.
+      log_old: its logarithm under the old policy, nats; -inf for 0.
       r: log-ratio new / old of each, nats.
     """
 
     new: Tensor
-    old: Tensor
+    log_old: Tensor
     r: Tensor
 
     @classmethod
@@ -123,21 +123,21 @@ class _Path(NamedTuple):
         candidates = batch.candidates
         assert candidates is not None
         valid = candidates.valid
-        r = zero_masked(candidates.logp - candidates.logp_old, valid)  # [batch, time, k]
         masses = [zero_masked(x.exp(), valid) for x in (candidates.logp, candidates.logp_old)]
-        rest = [1 - mass.sum(dim=2, keepdim=True) for mass in masses]
-        some = torch.maximum(*rest) > FLOOR  # [batch, time, 1]
-        rest = [mass.clamp(min=FLOOR) for mass in rest]
-        r = torch.cat([r, zero_masked(rest[0].log() - rest[1].log(), some)], dim=2)
-        rest = [zero_masked(mass, some) for mass in rest]
-        new, old = (torch.cat(pair, dim=2) for pair in zip(masses, rest, strict=True))
-        return cls(new, old, r)
+        rest = [1 - mass.sum(dim=2, keepdim=True) for mass in masses]  # [batch, time, 1]
+        valid = torch.cat([valid, torch.maximum(*rest) > FLOOR], dim=2)  # [batch, time, k + 1]
+        new, old = (
+            torch.cat([logp, mass.clamp(min=FLOOR).log()], dim=2)
+            for logp, mass in zip((candidates.logp, candidates.logp_old), rest, strict=True)
+        )
+        log_old = torch.where(valid, old, -torch.inf)
+        return cls(zero_masked(new.exp(), valid), log_old, zero_masked(new - old, valid))
 
     def psi(self, s: Tensor) -> Tensor:
-        return (self.old.log() + s[..., None] * self.r).logsumexp(dim=2)
+        return (self.log_old + s[..., None] * self.r).logsumexp(dim=2)
 
     def at(self, s: Tensor) -> Tensor:
-        return self.old * (s[..., None] * self.r - self.psi(s)[..., None]).exp()
+        return (self.log_old + s[..., None] * self.r - self.psi(s)[..., None]).exp()
 
     def divergence(self, s: Tensor) -> Tensor:
         """KL of the policy at s from the old one, nats."""

@@ -250,10 +250,10 @@ def test_rows_keep_what_they_know():
 
 def test_a_problem_has_the_same_name_in_every_process():
     chat = {"prompt": [{"role": "system", "content": "S"}, {"role": "user", "content": "2+2"}]}
-    assert problem_of(chat).problem == "2+2"
+    assert problem_of(chat)["problem"] == "2+2"
     assert problem_of(chat) == problem_of(json.loads(json.dumps(chat)))
-    assert problem_of({**chat, "solution": "4"}).id != problem_of(chat).id
-    assert problem_of({**chat, "id": 3}).id == "3"
+    assert problem_of({**chat, "solution": "4"})["id"] != problem_of(chat)["id"]
+    assert problem_of({**chat, "id": 3})["id"] == "3"
 
 
 def test_text_of_messages_with_parts():

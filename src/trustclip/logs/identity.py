@@ -1,6 +1,6 @@
 """What makes two runs the same run: which settings results depend on, and which they do not."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -126,7 +126,7 @@ def with_method(config: Mapping[str, Any]) -> dict[str, Any]:
     return new
 
 
-# -- runs of releases before 0.3, which store no marks: nothing is added here --------------------
+# -- runs of releases before 0.3, which store no marks: nothing is added from here on -------------
 
 _SAVED = ("logging_steps", "save", "save_steps", "save_total_limit")
 #: By what a mapping is of, the settings that no result depends on.
@@ -140,24 +140,11 @@ _NEUTRAL: Mapping[str, tuple[str, ...]] = {
     "eval": ("output_dir",),
     "eval of a recipe": (),
 }
-
-
-def _no_prompt(value: Any) -> bool:
-    return isinstance(value, Mapping) and set(value.values()) == {None}
-
-
-def _usual(usual: Mapping[str, Any]) -> Callable[[Any], bool]:
-    """Whether a mapping leaves what is usual."""
-    return lambda value: all(
-        one in (None, usual.get(name), []) for name, one in (value or {}).items()
-    )
-
-
 _LORA = {"dropout": 0.0, "target_modules": "all-linear", "modules_to_save": ()}
 _LORA |= {"use_rslora": False, "use_dora": False, "bias": "none"}
 _SAMPLER = {"dtype": "float32", "lag": 0, "top_p": 1.0, "top_k": 0}
-_TESTS = {"columns": {}, "prompt": None, "reward": "correct"}
-_DATA = {"columns": {}, "prompt": None, "split": None, "exclude": "none", "lora": _LORA}
+_TESTS = {"columns": {}, "prompt": {}, "reward": "correct"}
+_DATA = {"columns": {}, "prompt": {}, "split": None, "exclude": "none", "lora": _LORA}
 #: By what a mapping is of, the settings that older runs do not have, with what those runs did.
 _BEFORE: Mapping[str, Mapping[str, Any]] = {
     "run": {"dtype": "auto"},
@@ -166,12 +153,8 @@ _BEFORE: Mapping[str, Mapping[str, Any]] = {
     "eval": {**_TESTS, "dtype": "auto", "vllm": {}},
     "eval of a recipe": _TESTS,
 }
-#: Those in which another value may mean the same.
-_SAME: Mapping[str, Callable[[Any], bool]] = {
-    "prompt": _no_prompt,
-    "lora": _usual(_LORA),
-    "sampler": _usual(_SAMPLER),
-}
+#: Those whose parts may be left out, or be null.
+_IN_PARTS = ("prompt", "lora", "sampler")
 
 
 def _older(config: Mapping[str, Any]) -> Marks:
@@ -185,6 +168,9 @@ def _older(config: Mapping[str, Any]) -> Marks:
     since: dict[str, Any] = {}
     for at, kind, settings in parts:
         for name, before in _BEFORE[kind].items():
-            same = name in settings and name in _SAME and _SAME[name](settings[name])
-            since[at + name] = settings[name] if same else before
+            value = settings.get(name)
+            if name in _IN_PARTS and isinstance(value, Mapping | None):
+                same = all(one in (None, before.get(n), []) for n, one in (value or {}).items())
+                before = value if same else before
+            since[at + name] = before
     return Marks({at + name: "" for at, kind, _ in parts for name in _NEUTRAL[kind]}, since)

@@ -5,8 +5,13 @@ flushed can be gone after a power cut, with all that was safe inside.
 """
 
 import errno
+import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TypedDict
+
+from trustclip.support.inside import itself
 
 #: A folder that we may not change is not ours: its names are older than a run.
 _NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -47,3 +52,26 @@ def flush_way(path: Path) -> None:
             ours = os.access(folder, os.R_OK | os.W_OK)
             if error.errno not in _NOT_FLUSHED and (ours or error.errno not in _NOT_OURS):
                 raise
+
+
+class Listed(TypedDict):
+    """Size in bytes and SHA-256 of a file in a manifest, in hexadecimal."""
+
+    bytes: int
+    sha256: str
+
+
+def manifest_entries(folder: Path, files: Iterable[Path]) -> dict[str, Listed]:
+    """Entries of a manifest for files in a folder, once their content is on the disk."""
+    entries: dict[str, Listed] = {}
+    for path in files:
+        flush(path)
+        name = path.relative_to(folder).as_posix()
+        entries[name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    return entries
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with open(path, "rb", opener=itself) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

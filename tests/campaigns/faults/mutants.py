@@ -35,12 +35,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "intervals": (("constraints/intervals.py",), ("constraints/test_intervals.py",)),
     "store": (
-        (
-            "train/durable/store.py",
-            "logs/writing/extents.py",
-            "support/flush.py",
-            "support/listing.py",
-        ),
+        ("train/durable/store.py", "logs/writing/extents.py", "support/flush.py"),
         (
             "train/durable/test_checkpoints.py",
             "train/durable/test_journals.py",

@@ -56,9 +56,10 @@ def test_a_run_killed_before_its_first_checkpoint_keeps_its_sampler_verdict(tmp_
 
 def test_no_part_of_a_recipe_reads_the_metrics_around_the_cut():
     """`RunDirectory.logged` refuses before the cut; no listener opens the file beside it."""
+    source = ROOT / "src/trustclip"
     found = [
         path.name
-        for path in sorted((ROOT / "src/trustclip/train").rglob("*.py"))
+        for path in [*source.glob("findings/live/*.py"), *sorted(source.glob("train/**/*.py"))]
         if '"metrics.jsonl"' in path.read_text() and path.parent.name not in ("runs", "suite")
     ]
     # What decides whether a run may be cut at all, and what sends a stored run.

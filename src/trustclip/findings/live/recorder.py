@@ -7,7 +7,7 @@ The recipes write their directories with the same parts, so that ``trustclip rep
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,9 @@ class Recorder(TrainerCallback):
 
     Give it to `ConstrainedGRPOTrainer` in ``callbacks``; a stock `trl.GRPOTrainer` that has it
     needs `trustclip.engines.trl.observe` as well. It changes nothing in the training. Of several
-    ranks the first writes what belongs to all. A training that is continued (`train_durably`, or
-    ``resume_from_checkpoint`` of a stock trainer) goes on in its folder, where rows after its
-    checkpoint are cut off. What `RowGuards` notice is recorded and printed.
+    ranks the first writes what belongs to all. A training that is continued
+    (``resume_from_checkpoint``) goes on in its folder, where rows after its checkpoint are cut off.
+    What `RowGuards` notice is recorded and printed.
 
     Args:
       path: the folder, new or of the training that is continued.
@@ -89,6 +89,9 @@ class Recorder(TrainerCallback):
         self._trainer: Any = None
         self._guards = RowGuards(self._notice, rank() == 0)
 
+    def _notice(self, step: int, name: str, text: str) -> None:
+        notifier(self.run, self._console)(step, name, text)
+
     @property
     def run(self) -> RunWriter:
         """The run directory.
@@ -104,9 +107,6 @@ class Recorder(TrainerCallback):
             )
         return self._run
 
-    def _notice(self, step: int, name: str, text: str) -> None:
-        notifier(self.run, self._console)(step, name, text)
-
     def attach(self, trainer: Any) -> None:
         """Record this trainer; a `ConstrainedGRPOTrainer` calls it, and `observe` does.
 
@@ -121,11 +121,11 @@ class Recorder(TrainerCallback):
         marks = Marks(neutral, {n: v for n, v in _SINCE.items() if n in settings}, "max_steps")
         self._run = run = RunWriter.resumed(self.path, "rl", settings, marks)
         self._trainer = trainer
-        trainer.recorder = Completions(run, self._guards.report, _Problems(run))
+        trainer.recorder = _Completions(run, self._guards.report)
         if hasattr(trainer, "journal"):
             trainer.journal = self
 
-    # -- a journal of `trustclip.train.durable.trainer.Durable` ------------------------------------
+    # -- a journal, for trainers whose own checkpoints hold where the files end ------------------
 
     def cursor(self) -> dict[str, Any]:
         """Extents of the files that grow, once they are safely on disk."""
@@ -158,8 +158,7 @@ class Recorder(TrainerCallback):
             if self._has_training():
                 raise ValueError(
                     f"{self.path} already holds a run, which this training does not continue; "
-                    "choose another folder, or continue its checkpoints (train_durably, or "
-                    "resume_from_checkpoint of a stock trainer)."
+                    "choose another folder, or continue its checkpoints (resume_from_checkpoint)."
                 )
             run.rewind(run.cursor())  # all of it: nothing was trained
         if run.leads:
@@ -170,7 +169,7 @@ class Recorder(TrainerCallback):
             self._trainer.token_sampler = sampler
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Remember where the files end; `Durable` has that in its checkpoints."""
+        """Remember where the files end."""
         if self.run.leads and not hasattr(self._trainer, "journal"):
             row = {"step": state.global_step, "cursor": self.cursor()}
             append_jsonl(self.path / CURSORS, [row])
@@ -254,17 +253,17 @@ class Recorder(TrainerCallback):
         )
 
 
-class _Problems:
-    """Records each problem of the data set when it is first sampled for."""
+class _Completions(Completions):
+    """Records each problem of the data set as well, when it is first sampled for."""
 
-    def __init__(self, run: RunWriter) -> None:
-        self._run, self._ids = run, set[str]()
+    _posed: frozenset[str] = frozenset()
 
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        fresh = {p.id: p for p in map(problem_of, rows) if p.id not in self._ids}
-        self._ids |= fresh.keys()
-        if fresh:
-            self._run.problems(fresh.values())
+    def generation(self, generation: Any) -> None:
+        problems = {problem["id"]: problem for problem in map(problem_of, generation.rows)}
+        if fresh := problems.keys() - self._posed:
+            self._posed |= fresh
+            self._run.pose(problem for key, problem in problems.items() if key in fresh)
+        super().generation(generation)
 
 
 def notifier(run: RunWriter, console: Any) -> Notice:
@@ -324,26 +323,23 @@ def outcome(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def settings_of(trainer: Any) -> dict[str, Any]:
     """The settings of a trainer of TRL, laid out as a recipe's in ``config.yaml``."""
     args = trainer.args
-    values = args.to_dict()
+    values = {key: value for key, value in args.to_dict().items() if value is not None}
     name = getattr(trainer.model.config, "_name_or_path", "") or trainer.model.config.model_type
     rewards = zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)
-    other = {key: value for key, value in _changed_settings(args, values) if key not in _TOP_LEVEL}
+    changed = {  # from TRL's defaults, where results may depend on it
+        key: values[key]
+        for key, field in type(args).__dataclass_fields__.items()
+        if key in values.keys() - _TOP_LEVEL and not key.startswith("method")
+        if field.default != getattr(args, key) and not changes_nothing(key)
+    }
     settings = {
         "model": name,
         "method": trainer.method.to_dict(),
-        **{key: values[key] for key in sorted(_TOP_LEVEL) if values.get(key) is not None},
+        **{key: values[key] for key in sorted(_TOP_LEVEL & values.keys())},
         "rewards": {key: round(weight, 9) for key, weight in rewards},
-        "trl": other,
+        "trl": changed,
     }
     return json.loads(json.dumps(settings, default=str))
-
-
-def _changed_settings(args: Any, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Settings of TRL's that are not the default and that results may depend on."""
-    for name, field in type(args).__dataclass_fields__.items():
-        neutral = changes_nothing(name) or name.startswith("method") or name not in values
-        if not neutral and field.default != getattr(args, name) and values[name] is not None:
-            yield name, values[name]
 
 
 def _lock(path: Path) -> None:

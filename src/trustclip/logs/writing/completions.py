@@ -3,8 +3,8 @@
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from trustclip.logs.writing.run import RunWriter
 
@@ -14,32 +14,17 @@ Notice = Callable[[int, str, str], None]
 _GOLD = ("answer", "solution", "ground_truth", "gold", "label", "target")
 
 
-class Question(NamedTuple):
-    """A problem of a data set whose columns nobody has named."""
-
-    id: str
-    problem: str
-    answer: str
-
-
 class Completions:
     """Writes completions to ``samples.jsonl`` and gated shares to ``gates.jsonl``.
 
-    ``notice`` gets warnings of the trainer, ``rows`` the rows of the data set that a generation
-    answers.
+    ``notice`` gets warnings of the trainer.
     """
 
-    def __init__(
-        self,
-        run: RunWriter,
-        notice: Notice | None = None,
-        rows: Callable[[Sequence[Mapping[str, Any]]], None] = lambda rows: None,
-    ) -> None:
-        self._run, self._notice, self._on_rows = run, notice, rows
+    def __init__(self, run: RunWriter, notice: Notice | None = None) -> None:
+        self._run, self._notice = run, notice
 
     def generation(self, generation: Any) -> None:
         """Write a line for each completion of a `Generation` of the TRL engine."""
-        self._on_rows(generation.rows)
         self._run.sample(self._rows(generation))
 
     def gates(self, row: dict[str, Any]) -> None:
@@ -59,8 +44,8 @@ class Completions:
                 "stage": "rl",
                 "step": generation.step,
                 "index": index,
-                "id": problem.id,
-                "gold": problem.answer or None,
+                "id": problem["id"],
+                "gold": problem["answer"] or None,
                 "response": text_of(generation.completions[place]),
                 "tokens": len(generation.tokens[place]),
                 **self._reward_row(generation, place, row),
@@ -76,11 +61,11 @@ class Completions:
         }
 
 
-def problem_of(row: Mapping[str, Any]) -> Question:
-    """A row of a data set as a problem; one without an id is named by its content.
+def problem_of(row: Mapping[str, Any]) -> dict[str, str]:
+    """The problem of a data set's row; one without an id is named by its content.
 
     Example:
-      >>> problem_of({"prompt": "1+1=", "answer": 2, "id": 7}).id
+      >>> problem_of({"prompt": "1+1=", "answer": 2, "id": 7})["id"]
       '7'
     """
     prompt = row.get("prompt", "")
@@ -90,7 +75,7 @@ def problem_of(row: Mapping[str, Any]) -> Question:
     key = row.get("id")
     if key is None:
         key = hashlib.sha256(json.dumps([prompt, answer], default=str).encode()).hexdigest()[:10]
-    return Question(str(key), text, answer)
+    return {"id": str(key), "problem": text, "answer": answer}
 
 
 def text_of(completion: Any) -> str:

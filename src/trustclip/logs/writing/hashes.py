@@ -8,9 +8,9 @@ from typing import Any
 
 from trustclip.logs.identity import MARKS
 from trustclip.logs.summary import HASHES
+from trustclip.support.flush import manifest_entries
 from trustclip.support.inside import regular_files
 from trustclip.support.jsonl import plain
-from trustclip.support.listing import manifest_entries
 
 #: Folder of the trained model.
 FINAL = "final"

@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import yaml
 
@@ -56,19 +56,6 @@ UNBEGUN = {LOCK, "environment.json", *_WHAT}
 GROWING = re.compile(rf"(gates|metrics|problems)\.jsonl|{SHARD.pattern}|{TOKENS}/{UPDATE.pattern}")
 #: Name of the notice that files of rows were deleted, cut or replaced while the run went on.
 LOST = "records_lost"
-
-
-class Posed(Protocol):
-    """A problem as a run records it."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def problem(self) -> str: ...
-
-    @property
-    def answer(self) -> str: ...
 
 
 class RunWriter:
@@ -221,16 +208,16 @@ class RunWriter:
         path = folder / f"update-{step:06d}{own}.parquet"
         write_tokens(path, [TokenRow.of(row) for row in rows])
 
-    def problems(self, problems: Iterable[Posed], task: str | None = None) -> None:
-        """Record the problems used, each once."""
+    def pose(self, problems: Iterable[Mapping[str, Any]], task: str | None = None) -> None:
+        """Record problems (``id``, ``problem``, ``answer``), each once, in ``problems.jsonl``."""
         if not self.leads:
             return
         path = self.path / "problems.jsonl"
         ids = {(row["task"], row["id"]) for row in read_jsonl(path)} if path.exists() else set()
         new = [
-            {"id": p.id, "task": task, "problem": p.problem, "answer": p.answer}
+            {"id": p["id"], "task": task, "problem": p["problem"], "answer": p["answer"]}
             for p in problems
-            if (task, p.id) not in ids
+            if (task, p["id"]) not in ids
         ]
         if new:
             self._look()

@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from trustclip.support.listing import Listed, manifest_entries
+from trustclip.support.flush import Listed, manifest_entries
 from trustclip.train.durable import shards, states
 from trustclip.train.durable.mirror import Mirror
 from trustclip.train.durable.ranks import Ranks

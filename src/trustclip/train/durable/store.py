@@ -22,9 +22,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trustclip.support.flush import flush, flush_way
+from trustclip.support.flush import Listed, flush, flush_way, manifest_entries, sha256_of
 from trustclip.support.inside import itself
-from trustclip.support.listing import Listed, manifest_entries, sha256_of
 from trustclip.support.names import TrainingError
 
 #: Version of the format; a checkpoint with another one is refused.

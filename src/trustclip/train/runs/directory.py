@@ -1,6 +1,7 @@
 """A run directory of the training program: one that a later process continues, and finishes."""
 
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ from trustclip.logs.writing.hashes import FINAL, missing_files
 from trustclip.logs.writing.run import RunWriter, described, whole
 from trustclip.support.flush import flush, flush_tree
 from trustclip.train.durable.store import CheckpointStore
+from trustclip.train.problems.problem import Problem
 
 
 class RunDirectory(RunWriter):
@@ -38,6 +40,10 @@ class RunDirectory(RunWriter):
     def quarantine(self) -> Path | None:
         """Where unreadable problem rows are listed, by the first rank."""
         return self.path / "quarantine.jsonl" if self.leads else None
+
+    def problems(self, problems: Iterable[Problem], task: str | None = None) -> None:
+        """Record the problems used, each once."""
+        self.pose(map(vars, problems), task)
 
     def finished(self) -> bool:
         """Whether the run is finished: its summary says so, and its model is there.

@@ -23,9 +23,8 @@ import trl_runs
 from datasets import Dataset
 from sharded_processes import kind_settings
 
-from trustclip.engines.trl import ConstrainedGRPOConfig
 from trustclip.train.tiny import tiny_model
-from trustclip.train.trainers import DurableGRPOTrainer
+from trustclip.train.trainers import DurableGRPOConfig, DurableGRPOTrainer
 
 
 def measure(kind: str, saves: int, hidden: int, folder: Path) -> dict[str, float]:
@@ -35,7 +34,7 @@ def measure(kind: str, saves: int, hidden: int, folder: Path) -> dict[str, float
     trainer = DurableGRPOTrainer(
         model=model,
         reward_funcs=trl_runs.share_of_even_digits,
-        args=ConstrainedGRPOConfig(str(folder / kind), **{**common, **kind_settings(kind)}),
+        args=DurableGRPOConfig(str(folder / kind), **{**common, **kind_settings(kind)}),
         train_dataset=Dataset.from_dict({"prompt": trl_runs.PROMPTS}),
         processing_class=tokenizer,
     )

@@ -134,15 +134,14 @@ def grpo(folder: Path, *, lora: bool = False, prompts: int = 16, **settings: Any
     """A trainer that has not begun; its checkpoints and rows are, or will be, in ``folder``."""
     from datasets import Dataset
 
-    from trustclip.engines.trl import ConstrainedGRPOConfig
-    from trustclip.train.trainers import DurableGRPOTrainer
+    from trustclip.train.trainers import DurableGRPOConfig, DurableGRPOTrainer
 
     model, tokenizer = trl_runs.fresh_model()
     rows = Rows(folder / "rows")
     trainer = DurableGRPOTrainer(
         model=model,
         reward_funcs=Reward(rows),
-        args=ConstrainedGRPOConfig(
+        args=DurableGRPOConfig(
             output_dir=str(folder / "checkpoints"),
             **{**trl_runs.COMMON, **ALWAYS, "max_completion_length": 5, **settings},
         ),

@@ -24,10 +24,9 @@ from durable_runs import grpo, timeless
 from patience import NEVER
 
 import trustclip as tc
-from trustclip.engines.trl import ConstrainedGRPOConfig
 from trustclip.engines.trl.phases import Generating
 from trustclip.engines.trl.scoring import hidden
-from trustclip.train.trainers import DurableGRPOTrainer
+from trustclip.train.trainers import DurableGRPOConfig, DurableGRPOTrainer
 
 #: Completions of an update, over all ranks.
 GLOBAL_BATCH = 16
@@ -104,7 +103,7 @@ def trainer_of(
     trainer = kind(
         model=model,
         reward_funcs=reward,
-        args=ConstrainedGRPOConfig(output_dir=str(folder), **{**common, **settings}),
+        args=DurableGRPOConfig(output_dir=str(folder), **{**common, **settings}),
         train_dataset=Dataset.from_dict({"prompt": trl_runs.PROMPTS}),
         processing_class=tokenizer,
         callbacks=callbacks,

@@ -267,6 +267,12 @@ class Method(ABC):
         parts = {k: v.to_dict() for k, v in values.items() if isinstance(v, Method)}
         return {"name": self.name, **values, **parts}
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The module of a file is named after it, and Python imports none of that name.
+        if not type(self).__module__.endswith(".py"):
+            return super().__reduce_ex__(protocol)
+        return _rebuild, (self.name, {f.name: getattr(self, f.name) for f in fields(self)})  # type: ignore[arg-type]
+
     def __and__(self, other: "Method") -> "Method":
         """Both constraints at once: a token is kept where both keep it; see method ``both``."""
         return cast(Any, method_class("both"))(first=self, second=other)
@@ -274,6 +280,11 @@ class Method(ABC):
     def __or__(self, other: "Method") -> "Method":
         """Either constraint: a token is kept where one of them keeps it; see method ``either``."""
         return cast(Any, method_class("either"))(first=self, second=other)
+
+
+def _rebuild(name: str, values: Mapping[str, Any]) -> Method:
+    """A pickled method of a file."""
+    return cast(Any, method_class(name))(**values)
 
 
 #: Folders whose files are methods.

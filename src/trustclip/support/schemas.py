@@ -1,6 +1,8 @@
 """What JSON files may hold: names, and the type of each value; other content is one error."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -41,3 +43,44 @@ def conform(value: Any, kind: Any, where: str) -> None:
         key = ".".join(str(part)[:80] for part in first["loc"]) or "its content"
         reason = first["msg"][:1].lower() + first["msg"][1:]
         raise ValueError(f"{where}: {key}: {reason}.") from error
+
+
+def alike(value: Any, own: Any, where: str) -> None:
+    """Compare a state with that of the object that will load it: the same kinds of values.
+
+    Keys of only one of them, and values that are None in either, are not compared.
+
+    Example:
+      >>> alike({"last_epoch": 3}, {"last_epoch": 0}, "optimizer.json: scheduler")
+      >>> alike({"last_epoch": []}, {"last_epoch": 0}, "optimizer.json: scheduler")
+      Traceback (most recent call last):
+      ...
+      ValueError: optimizer.json: scheduler.last_epoch is a list, not a number.
+    """
+    if value is None or own is None:
+        return
+    kinds = _kind(value), _kind(own)
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"{where} is a {kinds[0]}, not a {kinds[1]}.")
+    if isinstance(own, Mapping):
+        for key in own.keys() & value.keys():
+            alike(value[key], own[key], f"{where}.{key}")
+    elif isinstance(own, list | tuple):
+        for number, pair in enumerate(zip(value, own, strict=False)):
+            alike(*pair, f"{where}.{number}")
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, int | float | Tensor):
+        return "number"
+    return "dictionary" if isinstance(value, Mapping) else type(value).__name__
+
+
+def read_json(file: Path) -> Any:
+    """The value in a JSON file."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{file} is nested too deeply.") from error
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}.") from error

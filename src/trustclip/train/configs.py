@@ -7,17 +7,17 @@ from trustclip.support.marks import Trl, marked
 from trustclip.train.settings.stages import Lora, RLStage, SFTSettings, Training
 
 if TYPE_CHECKING:
-    from trustclip.engines.trl import ConstrainedGRPOConfig
     from trustclip.engines.trl.upstream import SFTConfig
+    from trustclip.train.trainers import DurableGRPOConfig
 
 
-def grpo_config(settings: RLStage, output_dir: Path, seed: int = 0) -> "ConstrainedGRPOConfig":
+def grpo_config(settings: RLStage, output_dir: Path, seed: int = 0) -> "DurableGRPOConfig":
     """Build the engine's configuration; checkpoints go to ``output_dir``.
 
     Raises:
       ValueError: settings that TRL, Transformers or the engine refuses.
     """
-    from trustclip.engines.trl import ConstrainedGRPOConfig
+    from trustclip.train.trainers import DurableGRPOConfig
 
     arguments = _arguments(settings, output_dir, seed) | {
         "top_k": 0,  # off: samples must follow the policy whose ratio is constrained
@@ -25,7 +25,7 @@ def grpo_config(settings: RLStage, output_dir: Path, seed: int = 0) -> "Constrai
         # Dropout makes two passes of one policy differ, and so the ratio before any update.
         "disable_dropout": True,
     }
-    return ConstrainedGRPOConfig(**arguments | settings.trl)
+    return DurableGRPOConfig(**arguments | settings.trl)
 
 
 def sft_config(settings: SFTSettings, output_dir: Path) -> "SFTConfig":

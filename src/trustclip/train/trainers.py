@@ -1,15 +1,49 @@
 """TRL's trainers that continue exactly after a kill: engine and durability, joined here alone."""
 
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from trustclip.engines.trl.config import ConstrainedGRPOConfig
 from trustclip.engines.trl.trainer import ConstrainedGRPOTrainer
 from trustclip.engines.trl.upstream import SFTTrainer
+from trustclip.support.inside import check_url
 from trustclip.train.durable import redistribute
 from trustclip.train.durable.trainer import Durable
 
 
 class DurableSFTTrainer(Durable, SFTTrainer):
     """`trl.SFTTrainer` that continues exactly after a kill: see `Durable.train_durably`."""
+
+
+@dataclass
+class DurableGRPOConfig(ConstrainedGRPOConfig):
+    """`ConstrainedGRPOConfig` of a `DurableGRPOTrainer`, which takes the former as well.
+
+    Args:
+      save_async: write checkpoints while training goes on, from a copy in CPU memory.
+      save_to: URL that gets a copy of each checkpoint, ``s3://bucket/folder`` or whatever fsspec
+        reaches; a machine without checkpoints continues from there.
+
+    Raises:
+      ValueError: as `ConstrainedGRPOConfig`; or ``save_to`` is no URL, or has a password.
+
+    Example:
+      >>> DurableGRPOConfig("out", save_to="s3://bucket/run", num_iterations=2,
+      ...     use_cpu=True, bf16=False).save_async
+      False
+    """
+
+    save_async: bool = field(
+        default=False, metadata={"help": "Write checkpoints while training goes on."}
+    )
+    save_to: str | None = field(
+        default=None, metadata={"help": "URL that gets a copy of each checkpoint."}
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.save_to is not None:
+            check_url(self.save_to)
 
 
 class DurableGRPOTrainer(Durable, ConstrainedGRPOTrainer):

@@ -191,6 +191,8 @@ def _substitute_trl() -> None:
 
     from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
 
+    global GRPOConfig  # a checkpoint pickles it by this name
+
     @dataclass(init=False)
     class GRPOConfig(ConstrainedGRPOConfig):
         """TRL's arguments, with the method that they describe."""

@@ -408,6 +408,25 @@ def test_an_inert_schedule_is_refused_with_the_arithmetic_and_two_cures(tmp_path
     config(tmp_path, num_iterations=1, method="clip_cov")  # drops tokens at ratio 1 too
 
 
+ADAPTIVE = {"controller": "target_gate", "share": 0.02}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"gradient_accumulation_steps": 2},
+        {"generation_batch_size": 32},
+        {"method": {"name": "atr", "delta": ADAPTIVE}, "shadows": ["clip"]},
+        {"sampler": {"lag": 1}, "method": "tis", "brake": {"rule": "sqrt"}},
+    ],
+    ids=str,
+)
+def test_a_config_is_built_again_from_its_plain_values(tmp_path, settings):
+    args = config(tmp_path, **settings)
+    assert ConstrainedGRPOConfig(**args.to_dict()) == args
+
+
 def test_allowed_inert_training_is_plain_policy_gradient(tmp_path):
     settings: dict[str, Any] = {"num_iterations": 1, "max_steps": 3}
     a = plain(tmp_path / "a", **settings)

@@ -16,10 +16,13 @@ LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 def rows_of_passes(trainer):
     """Number of rows of every forward pass from here on."""
-    rows = []
-    trainer.model.model.register_forward_pre_hook(
-        lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
-    )
+    rows, score = [], trainer._score
+
+    def counted(policy, model, ids, *rest, **more):
+        rows.append(len(ids))
+        return score(policy, model, ids, *rest, **more)
+
+    trainer._score = counted
     return rows
 
 

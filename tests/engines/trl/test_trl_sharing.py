@@ -59,13 +59,15 @@ def test_log_probabilities_and_gradients_are_the_same(kind, adapter):
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5)
 
 
-def test_each_prompt_passes_once_and_padding_never():
+def test_each_prompt_passes_once_and_padding_never(monkeypatch):
     model: Any = small_llama("Llama")
-    seen = []
-    model.model.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)),
-        with_kwargs=True,
-    )
+    seen, forward = [], type(model.model).forward
+
+    def counted(self, **inputs):
+        seen.append(tuple(inputs["input_ids"].shape))
+        return forward(self, **inputs)
+
+    monkeypatch.setattr(type(model.model), "forward", counted)
     scores(model, True, batch())
     assert seen == [(1, (3 + 6 + 1) + sum(max(n - 1, 0) for n in LENGTHS))]
 

@@ -5,17 +5,20 @@ import inspect
 import textwrap
 import warnings
 from pathlib import Path
-from types import FunctionType
+from types import ModuleType
 
 import pytest
 import trl
 from transformers import Trainer
+from trl.trainer import grpo_trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from trustclip.engines import trl as engine
-from trustclip.engines.trl import upstream
-from trustclip.train.durable import trainer
+from trustclip.engines.trl import trainer, upstream
+from trustclip.engines.trl.recording.records import Recorded
+from trustclip.train.durable import trainer as durable
 
+OURS = "ConstrainedGRPOTrainer"
 SOURCES = sorted(Path(engine.__file__).parent.rglob("*.py"))
 TRL = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer)))
 
@@ -77,7 +80,7 @@ def test_the_list_of_members_is_complete():
         tree = ast.parse(path.read_text())
         used |= attributes(tree, "self", "trainer")
         for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and node.name == "ConstrainedGRPOTrainer":
+            if isinstance(node, ast.ClassDef) and node.name == OURS:
                 used |= defined(ast.Module([node], []))
                 carried = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant)]
                 used |= {value for value in carried if isinstance(value, str)}
@@ -95,14 +98,22 @@ def strings(tree: ast.AST) -> set[str]:
 
 
 def test_the_list_of_private_members_of_transformers_is_complete():
-    tree = ast.parse(Path(trainer.__file__).read_text())
-    used = attributes(tree, "self", "trainer")
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef) and node.name == "Durable":
-            used |= defined(ast.Module([node], []))
+    used = set()
+    for path in (Path(durable.__file__), Path(trainer.__file__)):
+        tree = ast.parse(path.read_text())
+        used |= attributes(tree, "self", "trainer")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and node.name in ("Durable", OURS):
+                used |= defined(ast.Module([node], []))
     theirs = defined(ast.parse(textwrap.dedent(inspect.getsource(Trainer))))
     private = {name for name in used & theirs if name.startswith("_")}
     assert sorted(private) == sorted(upstream.TRANSFORMERS_MEMBERS)
+
+
+def test_the_list_of_overridden_methods_is_complete():
+    ours = {name for kind in (trainer.ConstrainedGRPOTrainer, Recorded) for name in vars(kind)}
+    theirs = {name for name, value in vars(GRPOTrainer).items() if callable(value)}
+    assert sorted(ours & theirs) == sorted(upstream.PARAMETERS)
 
 
 def test_the_installed_release_has_every_member_and_key():
@@ -110,20 +121,48 @@ def test_the_installed_release_has_every_member_and_key():
     assert missing == (set(), set()), (
         f"trl {trl.__version__} lacks {missing}: see trustclip.engines.trl.upstream"
     )
-    assert upstream.lacking(GRPOTrainer) == []
+    assert upstream.lacking(GRPOTrainer) == [*upstream.misfits(GRPOTrainer)] == []
 
 
-def test_a_release_without_a_member_is_named_with_what_it_lacks():
-    members = dict(vars(GRPOTrainer))
-    del members["_generate_and_score_completions"]  # which nothing but `_prepare_inputs` calls
-    del members["_prepare_inputs"]
-    less = type("Less", (), {n: v for n, v in members.items() if isinstance(v, FunctionType)})
-    assert "_generate_and_score_completions" in upstream.lacking(less)
-    assert "_compute_loss" not in upstream.lacking(less)
-    with pytest.raises(
-        ImportError, match=r"trl 9\.1\.0 is not supported: .* _compute_loss"
-    ) as error:
-        upstream.check_release("9.1.0", type("Empty", (), {}))
+def doctored(*edits: tuple[str, str]) -> type:
+    """The installed `GRPOTrainer` as another release might have it: its source with edits."""
+    source = inspect.getsource(grpo_trainer)
+    for before, after in edits:
+        assert before in source, before
+        source = source.replace(before, after)
+    module = ModuleType(grpo_trainer.__name__)
+    module.__package__ = "trl.trainer"
+    exec(compile(source, "doctored", "exec"), vars(module))
+    return vars(module)["GRPOTrainer"]
+
+
+@pytest.mark.parametrize(
+    ("edits", "words"),
+    [
+        (
+            [("def _calculate_rewards(", "def _rewards_of(")],
+            "no _calculate_rewards, which trustclip.engines.trl uses",
+        ),
+        ([("self._step ", "self._micro_step ")], "no _step, which"),
+        ([('"old_per_token_logps"', '"behaviour_logps"')], "no old_per_token_logps, which"),
+        (
+            [("def _compute_loss(self, model, inputs", "def _compute_loss(self, model, inputs, n")],
+            r"_compute_loss takes \(model, inputs, n\) and not \(model, inputs\)",
+        ),
+        (
+            [(" attention_mask,\n        logits_to_keep,", " logits_to_keep,\n        mask,")],
+            r"takes \(model, input_ids, logits_to_keep, .* and not \(model, input_ids, attention_",
+        ),
+        (
+            [("return logps, entropies, aux_loss", "return logps, entropies, aux_loss, None")],
+            "_get_per_token_logps_and_entropies returns 4 values and not 3",
+        ),
+    ],
+    ids=["method", "attribute", "key", "parameter", "order", "values"],
+)
+def test_a_release_of_another_shape_is_refused_by_what_is_other(edits, words):
+    with pytest.raises(ImportError, match=r"trl 9\.1\.0 is not supported: .*" + words) as error:
+        upstream.check_release("9.1.0", doctored(*edits))
     assert "1.16" in str(error.value)
 
 

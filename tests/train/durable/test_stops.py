@@ -11,6 +11,7 @@ import time
 import pytest
 from durable_runs import Rows, differences, grpo, sft, timeless
 from test_resume import ATR, BRAKED, CLIP_COV, FULL_KL, OLD_COPY, disturb, schedule
+from transformers import Qwen3Model
 
 from trustclip.engines.trl.sampling.decoding import Decoder
 from trustclip.support import stops
@@ -31,8 +32,13 @@ class Passes:
         self.trainer, self.at, self.number = trainer, at, number
         self.before = self.after = 0
         self.unfinished = ""
-        trainer.model.register_forward_pre_hook(lambda *_: self.note())
-        states = Decoder._states
+        forward, states = Qwen3Model.forward, Decoder._states
+
+        def noted(model, *args, **keywords):
+            self.note()
+            return forward(model, *args, **keywords)
+
+        monkeypatch.setattr(Qwen3Model, "forward", noted)
 
         def counted(decoder, *args):
             self.note()

@@ -22,10 +22,10 @@ TRANSLATED = {"save_steps"}
 
 
 def test_what_is_marked_for_trl_is_what_trl_has():
-    from trustclip.engines.trl.config import ConstrainedGRPOConfig
     from trustclip.engines.trl.upstream import GRPOConfig, SFTConfig
+    from trustclip.train.trainers import DurableGRPOConfig
 
-    ours, theirs = set(fields_of(ConstrainedGRPOConfig)), set(fields_of(GRPOConfig))
+    ours, theirs = set(fields_of(DurableGRPOConfig)), set(fields_of(GRPOConfig))
     for name, mark in marked(RLStage, Trl).items():
         assert name in ours and mark.added == (name not in theirs), name
     assert set(marked(SFTStage, Trl)) <= set(fields_of(SFTConfig))

@@ -18,7 +18,6 @@ from trustclip.engines.sampler import Sampler, as_sampler
 from trustclip.engines.served import Weights
 from trustclip.engines.trl.likeliest import KEPT, MOST
 from trustclip.engines.trl.upstream import GRPOConfig
-from trustclip.support.inside import check_url
 from trustclip.support.names import unknown
 
 _HEADS = Literal["auto", "trustclip", "trl"]
@@ -92,9 +91,6 @@ class ConstrainedGRPOConfig(GRPOConfig):
         out of the forward and backward pass wherever the gradient is the same without them.
       shadows: methods to watch with: ``trustclip/shadow/*`` logs what they would have kept of the
         same tokens; see `trustclip.constraints.shadow`. The training is bit for bit the same.
-      save_async: write checkpoints while training goes on, from a copy in CPU memory.
-      save_to: URL that gets a copy of each checkpoint, ``s3://bucket/folder`` or whatever fsspec
-        reaches; a machine without checkpoints continues from there.
       exact_kl_every: log the exact KL divergence of each token, and how the gate agrees with one
         on it, in every n-th generation; 0 for never. The training is bit for bit the same.
 
@@ -145,13 +141,8 @@ class ConstrainedGRPOConfig(GRPOConfig):
     shadows: _Methods | None = _option(None, "Methods to watch with, without training on them.")
     exact_kl_every: int = _option(0, "Log exact KL every n-th generation; 0: never.")
 
-    save_async: bool = _option(False, "Write checkpoints while training goes on.")
-    save_to: str | None = _option(None, "URL that gets a copy of each checkpoint.")
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.save_to is not None:
-            check_url(self.save_to)
         for name, kinds in (("head", _HEADS), ("decoder", _DECODERS), ("server", Weights)):
             allowed = get_args(kinds)
             if getattr(self, name) not in allowed:
@@ -199,9 +190,16 @@ class ConstrainedGRPOConfig(GRPOConfig):
         return cast("list[Method]", self.shadows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values from which ``ConstrainedGRPOConfig(**values)`` builds an equal config."""
+        """Plain values from which ``ConstrainedGRPOConfig(**values)`` builds an equal config.
+
+        Tokens of the hub are left out.
+        """
+        values = super().to_dict()
+        values |= {name: None for name in values if name.endswith("_token")}
+        # It follows from `steps_per_generation`, and TRL refuses both.
+        values["generation_batch_size"] = None
         watched = [method.to_dict() for method in self.watched()]
-        return {**super().to_dict(), "method": self.constraint().to_dict(), "shadows": watched}
+        return {**values, "method": self.constraint().to_dict(), "shadows": watched}
 
     def schedule(self) -> Schedule:
         """The update schedule: how many updates use one generation."""

@@ -12,6 +12,7 @@ from torch import nn
 
 from trustclip.constraints.base import Trait, of_own_token
 from trustclip.engines import limits
+from trustclip.engines.trl.additions import addition
 from trustclip.engines.trl.config import undecodable
 from trustclip.engines.trl.sampling import sampled
 from trustclip.engines.trl.sampling.llama import unlike_llama
@@ -147,12 +148,19 @@ def _head(trainer: Any) -> Iterator[str]:
         yield "it reads images"
     if trainer.args.cast_lm_head_to_fp32:
         yield "cast_lm_head_to_fp32 is on"
+    yield from _additions(trainer)  # before a pass, which hooks would see
     if reason := hidden.unusual(model):
         yield reason
     trained = head.weight.requires_grad
     requested = trainer.args.head == "trustclip" or trainer.args.kept_candidates()
     if not requested and not measured.serves(trainer.accelerator.device, trained):
         yield "TRL's Triton kernels serve this device, and nothing faster was measured on it"
+
+
+def _additions(trainer: Any) -> Iterator[str]:
+    """What has been added to the model, before TRL wrapped its forward pass or since."""
+    if reason := trainer._added or addition(trainer.accelerator.unwrap_model(trainer.model)):
+        yield reason
 
 
 def _copy_obstacles(trainer: Any) -> Iterator[str]:
@@ -177,6 +185,9 @@ def _other_samplers(trainer: Any) -> Iterator[str]:
 
 def _decoder(trainer: Any) -> Iterator[str]:
     yield from _other_samplers(trainer)
+    yield from _additions(trainer)
+    if trainer._apart is not None:
+        yield trainer._apart
     model = trainer.accelerator.unwrap_model(trainer.model)
     yield from unlike_generate(model, trainer.generation_config.to_dict())
 
@@ -185,6 +196,7 @@ def _skipping(trainer: Any) -> Iterator[str]:
     method = trainer.method
     if not trainer.args.skip_zero_advantage:
         yield "skip_zero_advantage=False"
+    yield from _additions(trainer)
     if trainer.beta:
         yield "the KL penalty also moves completions without an advantage"
     if trainer._entropy_bonus_enabled:

@@ -70,5 +70,6 @@ class Training:
     """The loss of a micro-batch is computed; the gate is set once TRL asks for its scores."""
 
     inputs: dict[str, Any]  # a copy of TRL's
+    logps: Tensor | None = None  # as returned to TRL, with their graph. [batch, time]
     gate: tuple[TokenBatch, Surrogate] | None = None
     coefficient: Tensor | None = None  # gradient in each log-probability. [batch, time]

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NotRequired
 
 import torch
@@ -30,9 +31,11 @@ from trustclip.constraints.base import Trait
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.gradients import gradient, gradient_with_candidates
 from trustclip.constraints.selection import only_what_matters
-from trustclip.engines.trl import fast_paths
+from trustclip.engines.trl import checkpoints, fast_paths
+from trustclip.engines.trl.additions import addition
 from trustclip.engines.trl.braking import Braking
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
+from trustclip.engines.trl.gradient_check import verified
 from trustclip.engines.trl.inputs import LAG, STATISTICS, inject, token_batch, token_mask
 from trustclip.engines.trl.phases import Generating, PassResult, Training
 from trustclip.engines.trl.recording.records import (
@@ -43,6 +46,7 @@ from trustclip.engines.trl.recording.records import (
 )
 from trustclip.engines.trl.recording.shares import clip_ratios
 from trustclip.engines.trl.sampling import returned, sampled
+from trustclip.engines.trl.sampling.agreement import disagreement
 from trustclip.engines.trl.sampling.generate import stoppable
 from trustclip.engines.trl.sampling.sampler import Copies
 from trustclip.engines.trl.sampling.server import Following
@@ -50,9 +54,11 @@ from trustclip.engines.trl.scoring import average, candidates, foresight, hidden
 from trustclip.engines.trl.scoring.exact_kl import KLWatch
 from trustclip.engines.trl.scoring.forward import Request, use_head
 from trustclip.engines.trl.upstream import (
+    RELEASE,
     GRPOTrainer,
     announced_level,
     end_tokens,
+    is_tested,
     own_port,
 )
 from trustclip.support import schemas
@@ -76,6 +82,11 @@ _WINDOW = schemas.mapping(
         "sampler": NotRequired[Tensor | None],
         "shadows": NotRequired[_SHADOWS],
     },
+)
+
+_NOTHING_ACTED = (
+    "this release of TRL computed its loss without asking for log-probabilities, so no constraint "
+    "acted; use a release that trustclip's requirements allow."
 )
 
 
@@ -138,6 +149,12 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         self._update = diagnostics.Window()  # of the update under way, for thresholds that adapt
         self._last_closed = 0  # update in which the gate last closed on a token
         self._declined: set[str] = set()
+        self._acted = False  # whether the constraint has acted on a loss of TRL
+        self._verified = is_tested(RELEASE)  # whether its loss has the gradient of the method
+        #: What was added to the model before TRL wraps its forward pass, which hides it.
+        self._added = None if isinstance(model, str) else addition(model)
+        self._compared = False  # whether the decoder has been compared with the model's own pass
+        self._apart: str | None = None  # how they differ
         if args.use_vllm and args.vllm_mode == "colocate":
             own_port()
         with announced_level(args, self.method):
@@ -292,6 +309,11 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         decoded = decoder.decode(
             prompt_ids, limit, ends, self.temperature, stop=self.stopping, **copies.cut_off
         )
+        if copies.exact and not self._compared:
+            self._compared = True
+            self._apart = disagreement(self, prompt_ids, decoded, decoder.dtype)
+            if self._apart is not None:
+                return self._sample(prompt_ids, *args, **kwargs)
         logps = [completion.logps for completion in decoded]
         if copies.likeliest:
             further = [one.likeliest for one in decoded if one.likeliest is not None]
@@ -417,7 +439,9 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             given = further, query.collision, rows, on_policy
             measured["candidates"] = candidates.of_inputs(inputs, *given)
         # When TRL goes on to its loss, our advantages and bounds must be in place of its own.
-        phase.gate = self._constrain(inputs, logps.detach(), measured)
+        phase.logps, phase.gate = logps, self._constrain(inputs, logps.detach(), measured)
+        if not self._verified:
+            inputs["advantages"].requires_grad_()
         self._measure(phase, rows)
         return logps, entropies, aux
 
@@ -434,10 +458,10 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             self._phase = None
             self._open_clip()  # the bounds were those of this micro-batch
         if phase.gate is None:
-            raise RuntimeError(
-                "this release of TRL computed its loss without asking for log-probabilities, "
-                "so no constraint acted; use a release that trustclip's requirements allow."
-            )
+            raise RuntimeError(_NOTHING_ACTED)
+        self._acted = True
+        if not self._verified and self._mode == "train":
+            self._verified = verified(self, phase, loss)
         for name, value in clip_ratios(*phase.gate, self._sum, self.accelerator.gather).items():
             # Replaces TRL's values, which describe its own clip.
             self._metrics[self._mode][f"clip_ratio/{name}"][-1] = value
@@ -490,6 +514,8 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             self._record_loss(phase.inputs, batch, surrogate, phase.coefficient, scored)
 
     def _finish_update(self) -> None:
+        if not self._acted:
+            raise RuntimeError(_NOTHING_ACTED)
         # Gradients are complete and the optimizer has not stepped: the brake's factor is in time.
         if Trait.ADAPTS in self.method.traits:
             window, self._update = self._update, diagnostics.Window()
@@ -509,6 +535,33 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         samples = self.args.per_device_train_batch_size * int(self.args.steps_per_generation or 1)
         first = self.state.global_step * samples * self.accelerator.num_processes
         return token_batch(inputs, logps, old, first, **measured)
+
+    # -- training anew, and from checkpoints of Transformers ---------------------------------------
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Train as `transformers.Trainer` does, from its own checkpoints too.
+
+        Data, generations and a sampler's lag begin anew in a second training, and updates are
+        counted from 0; weights, optimizer, thresholds and averaged weights go on.
+        """
+        self._step, self._buffered_inputs, self._last_closed = 0, None, 0
+        self._copies.restore([])
+        if self._average is not None:
+            self._average.recount()
+        if self._server is not None:
+            self._server.recount()
+        self._forget_update()
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.args.should_save:
+            checkpoints.save(self, Path(output_dir))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            checkpoints.restore(self, Path(checkpoint))
 
     # -- logs and the state between two updates ----------------------------------------------------
 
@@ -542,9 +595,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
 
     def restore(self, progress: dict[str, Any]) -> None:
         """Continue from a `progress`."""
-        # It lies between two updates: nothing of an abandoned update may count.
-        self._update = diagnostics.Window()
-        self._braking.forget()
         self._forget_update()
         for mode, window in progress["windows"].items():
             self._windows[mode].load_state_dict(window)
@@ -554,6 +604,11 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         if self._average and (state := progress.get("average")):
             self._average.restore(state)
         restore_logs(self._logs, progress["logs"])
+
+    def _forget_update(self) -> None:
+        self._update = diagnostics.Window()
+        self._braking.forget()
+        super()._forget_update()
 
     # -- stopping: whoever can stop a run, as `trustclip.train.trainers` can, overrides these ------
 

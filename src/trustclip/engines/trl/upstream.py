@@ -4,14 +4,18 @@
 a release may change. They are listed below; ``tests/engines/trl/test_trl_upstream.py`` derives the
 same lists from the source of the engine, so that they stay complete. The parity tests decide
 whether their meaning is unchanged: on the releases in `TESTED` it is. Importing this module with
-another release looks for the members in its code: where one is missing that is an error, and a
-notice otherwise.
+another release looks at how it defines them: where one is missing, or takes other parameters, that
+is an error, and a notice otherwise. Whether its loss has a method's gradient is seen in the first
+update (`trustclip.engines.trl.gradient_check`).
 """
 
 import contextlib
+import dis
+import inspect
+import itertools
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from types import CodeType, FunctionType
 from typing import Any
@@ -50,6 +54,7 @@ MEMBERS = (
     "_generate_single_turn",
     "_get_per_token_logps_and_entropies",
     "_last_world_entropy",
+    "_load_optimizer_and_scheduler",
     "_logs",
     "_metrics",
     "_name",
@@ -85,6 +90,28 @@ MEMBERS = (
     "vllm_importance_sampling_correction",
 )
 
+#: Members that a tested release did without: TRL 1.14 had one end, and Transformers' loading.
+_ADDED = {"eos_token_ids", "_load_optimizer_and_scheduler"}
+
+#: Parameters of TRL's methods that this engine overrides: all, or those before "...".
+PARAMETERS = {
+    "__init__": "model reward_funcs args ...",
+    "_calculate_rewards": "inputs prompts completions completion_ids_list",
+    "_compute_loss": "model inputs",
+    "_generate": "prompts",
+    "_generate_and_score_completions": "inputs",
+    "_generate_single_turn": "prompt_ids ...",
+    "_get_per_token_logps_and_entropies": "model input_ids attention_mask logits_to_keep ...",
+    "_load_optimizer_and_scheduler": "checkpoint",
+    "_prepare_inputs": "generation_batch",
+    "get_train_dataloader": "",
+    "log": "logs start_time",
+    "training_step": "model inputs num_items_in_batch",
+}
+
+#: How many values those return that the engine takes apart.
+RETURNED = {"_generate_single_turn": 2, "_get_per_token_logps_and_entropies": 3}
+
 #: Keys of the dictionary that `GRPOTrainer._generate_and_score_completions` returns and
 #: `GRPOTrainer._compute_loss` takes, and of what a `rollout_func` returns.
 INPUT_KEYS = (
@@ -105,8 +132,8 @@ INPUT_KEYS = (
     "tool_mask",
 )
 
-#: Private members of Transformers' `Trainer` that `trustclip.train.durable.trainer.Durable`
-#: overrides, reads or sets.
+#: Private members of Transformers' `Trainer` that `ConstrainedGRPOTrainer` or
+#: `trustclip.train.durable.trainer.Durable` overrides, reads or sets.
 TRANSFORMERS_MEMBERS = (
     "_globalstep_last_logged",
     "_load_from_checkpoint",
@@ -115,7 +142,9 @@ TRANSFORMERS_MEMBERS = (
     "_load_scaler",
     "_maybe_log_save_evaluate",
     "_prepare_for_training",
+    "_prepare_inputs",
     "_save_checkpoint",
+    "_save_optimizer_and_scheduler",
     "_tr_loss",
 )
 
@@ -146,47 +175,91 @@ def end_tokens(trainer: Any) -> list[int]:
 
 
 def lacking(trainer: type) -> list[str]:
-    """Members and keys of the lists above that a class does not mention anywhere in its code."""
-    names = set(vars(trainer))
-    for value in vars(trainer).values():
-        function = getattr(value, "__wrapped__", value)
+    """Members listed above that a class does not define, and keys that it does not mention."""
+    others = ("transformers.", "builtins")
+    own = [vars(c) for c in trainer.__mro__ if not c.__module__.startswith(others)]
+    names, mentioned = set[str]().union(*own), set[str]()
+    for value in itertools.chain(*(of_class.values() for of_class in own)):
+        function = inspect.unwrap(value) if callable(value) else value
         if isinstance(function, FunctionType):
-            names |= _mentioned_names(function.__code__)
-    return sorted({*MEMBERS, *INPUT_KEYS} - {"eos_token_ids"} - names)
+            for code in _codes(function.__code__):
+                steps = dis.get_instructions(code)
+                names |= {step.argval for step in steps if step.opname == "STORE_ATTR"}
+                mentioned |= _texts(code.co_consts)
+    return sorted({*MEMBERS} - _ADDED - names | {*INPUT_KEYS} - mentioned)
 
 
-def _mentioned_names(code: CodeType) -> set[str]:
-    names: set[str] = {*code.co_names, *(c for c in code.co_consts if isinstance(c, str))}
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The code of a function, and of those within it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            names |= _mentioned_names(constant)
+            yield from _codes(constant)
+
+
+def _texts(constants: Iterable[Any]) -> set[str]:
+    found = set[str]()
+    for constant in constants:
+        if isinstance(constant, str):
+            found.add(constant)
         elif isinstance(constant, tuple | frozenset):
-            names |= {c for c in constant if isinstance(c, str)}
-    return names
+            found |= _texts(constant)
+    return found
+
+
+def misfits(trainer: type) -> Iterator[str]:
+    """Methods of a class that take or return something else than the engine's overrides."""
+    for name, known in PARAMETERS.items():
+        found = [*inspect.signature(getattr(trainer, name)).parameters][1:]
+        named, more, _ = known.partition(" ...")
+        if (found[: len(named.split())] if more else found) != named.split():
+            yield f"{name} takes ({', '.join(found)}) and not ({', '.join(known.split())})"
+    for name, count in RETURNED.items():
+        steps = [*dis.get_instructions(inspect.unwrap(getattr(trainer, name)).__code__)]
+        returned = {
+            step.argval
+            for step, after in itertools.pairwise(steps)
+            if (step.opname, after.opname) == ("BUILD_TUPLE", "RETURN_VALUE")
+        }
+        for other in sorted(returned - {count}):
+            yield f"{name} returns {other} values and not {count}"
 
 
 def check_release(release: str, trainer: type) -> None:
     """Compare a release that was not tested with what this engine uses of it.
 
     Raises:
-      ImportError: something is missing; the message names it.
+      ImportError: something is missing, or takes other parameters; the message names it.
     """
-    if ".".join(release.split(".")[:2]) in TESTED:
+    if is_tested(release):
         return
+    problem = ""
     if missing := lacking(trainer):
+        problem = f"no {', '.join(missing)}, which trustclip.engines.trl uses"
+    elif changed := [*misfits(trainer)]:
+        problem = f"methods of another shape: {'; '.join(changed)}"
+    if problem:
         raise ImportError(
-            f"trl {release} is not supported: its GRPOTrainer has no {', '.join(missing)}, which "
-            f"trustclip.engines.trl uses. Install a tested release: {', '.join(TESTED)}."
+            f"trl {release} is not supported: its GRPOTrainer has {problem}. "
+            f"Install a tested release: {', '.join(TESTED)}."
         )
     warnings.warn(
         f"trl {release} was not tested with this release of trustclip ({TESTED[0]} to "
-        f"{TESTED[-1]} were): every member that it uses is there, their meaning is taken to be "
-        "unchanged.",
+        f"{TESTED[-1]} were): it defines every member that is used here, in the known shape. The "
+        "first update compares the gradient of its loss with the method's.",
         stacklevel=2,
     )
 
 
-check_release(version("trl"), GRPOTrainer)
+def is_tested(release: str) -> bool:
+    """Whether the parity tests pass on a release of TRL."""
+    return ".".join(release.split(".")[:2]) in TESTED
+
+
+#: The installed release.
+RELEASE = version("trl")
+
+check_release(RELEASE, GRPOTrainer)
 
 
 def own_port() -> None:

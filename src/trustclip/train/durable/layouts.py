@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
+from trustclip.support.schemas import alike
 from trustclip.train.durable import shards, weights
 from trustclip.train.durable.saving import Content
-from trustclip.train.durable.schemas import alike
 from trustclip.train.durable.zero import Zero
 
 

@@ -4,9 +4,7 @@ A manifest's hashes find damage, not forgery. So before anything of a run is tou
 checked against these types, and content that no trainer writes is one error with file and key.
 """
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field, Strict
@@ -93,44 +91,3 @@ def rank_of(progress: Mapping[str, Any], carried: Mapping[str, Any]) -> Any:
     own = mapping("Carried", carried, total=False)  # earlier releases carried fewer
     inner = mapping("Progress", {"carried": own, **progress})
     return mapping("Rank", {"random": _Random, "loop": _Loop, "progress": inner})
-
-
-def alike(value: Any, own: Any, where: str) -> None:
-    """Compare a state with that of the object that will load it: the same kinds of values.
-
-    Keys of only one of them, and values that are None in either, are not compared.
-
-    Example:
-      >>> alike({"last_epoch": 3}, {"last_epoch": 0}, "optimizer.json: scheduler")
-      >>> alike({"last_epoch": []}, {"last_epoch": 0}, "optimizer.json: scheduler")
-      Traceback (most recent call last):
-      ...
-      ValueError: optimizer.json: scheduler.last_epoch is a list, not a number.
-    """
-    if value is None or own is None:
-        return
-    kinds = _kind(value), _kind(own)
-    if kinds[0] != kinds[1]:
-        raise ValueError(f"{where} is a {kinds[0]}, not a {kinds[1]}.")
-    if isinstance(own, Mapping):
-        for key in own.keys() & value.keys():
-            alike(value[key], own[key], f"{where}.{key}")
-    elif isinstance(own, list | tuple):
-        for number, pair in enumerate(zip(value, own, strict=False)):
-            alike(*pair, f"{where}.{number}")
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, int | float | Tensor):
-        return "number"
-    return "dictionary" if isinstance(value, Mapping) else type(value).__name__
-
-
-def read_json(file: Path) -> Any:
-    """The value in a JSON file of a checkpoint."""
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except RecursionError as error:
-        raise ValueError(f"{file} is nested too deeply.") from error
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}.") from error

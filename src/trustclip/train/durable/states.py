@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trustclip.support.schemas import conform
-from trustclip.train.durable.schemas import Shared, read_json
+from trustclip.support.schemas import conform, read_json
+from trustclip.train.durable.schemas import Shared
 
 Tensors = dict[str, Tensor]
 

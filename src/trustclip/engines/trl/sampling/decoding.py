@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trustclip.engines.trl.additions import addition
 from trustclip.engines.trl.likeliest import Likeliest, join, likeliest
 from trustclip.engines.trl.sampling.llama import merged, unlike_llama
 from trustclip.engines.trl.scoring.hidden import language_model
@@ -40,6 +41,8 @@ def unsupported(model: Any) -> str | None:
     """The reason why `Decoder` cannot reproduce this model; None if it can."""
     if reason := unlike_llama(model):
         return f"the decoder supports the Llama family only, and {reason}"
+    if reason := addition(model):
+        return f"the decoder computes with the weights alone, and {reason}"
     config: Any = language_model(model).config
     if model.training and config.attention_dropout:
         return "the decoder has no dropout"

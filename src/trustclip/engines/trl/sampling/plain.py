@@ -6,8 +6,13 @@ Training and evaluation ask here before they decode with `trustclip.engines.trl.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from transformers import GenerationMixin
+
 from trustclip.engines.trl.sampling import decoding
 from trustclip.engines.trl.scoring import hidden
+
+#: Transformers' own, whatever is put in its place later.
+_STOCK = vars(GenerationMixin)["generate"]
 
 #: Generation settings that do not change the distribution of the next token, at any value.
 _IRRELEVANT = {
@@ -39,11 +44,8 @@ def unlike_generate(model: Any, settings: Mapping[str, Any]) -> Iterator[str]:
 
 def own_generate(model: Any) -> bool:
     """Whether something has replaced `generate` of Transformers in a model or its base."""
-    from transformers import GenerationMixin
-
     inner = hidden.language_model(model)
-    stock = vars(GenerationMixin)["generate"]
-    return any("generate" in vars(m) for m in (model, inner)) or type(inner).generate is not stock
+    return any("generate" in vars(m) for m in (model, inner)) or type(inner).generate is not _STOCK
 
 
 def not_plain(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from transformers import GenerationConfig
 
 from trustclip.engines.rounding import round_trip
 from trustclip.engines.sampler import Sampler
+from trustclip.engines.trl.additions import addition
 from trustclip.engines.trl.sampling.decoding import Decoded, Decoder, unsupported
 from trustclip.engines.trl.sampling.generate import criteria
 from trustclip.engines.trl.sampling.llama import merged, odd_adapter, parts
@@ -32,7 +33,7 @@ def uncopied(model: Any) -> str | None:
     names = {name for name, _ in plain.named_parameters(remove_duplicate=False)}
     if odd := sorted(names ^ {name for name, *_ in parts(inner)}):
         return f"its weights are others than those of a {type(inner).__name__} ({odd[0]})"
-    return odd_adapter(inner)
+    return odd_adapter(inner) or addition(model)
 
 
 class Twin:

@@ -24,7 +24,7 @@ class Following:
     def __init__(self, trainer: Any) -> None:
         args: ConstrainedGRPOConfig = trainer.args
         self._trainer, self._reloads = trainer, args.server == "reload"
-        self._version: int | None = None if self._reloads else 0
+        self.recount()
         sampling = {name: getattr(args, name) for name in ("temperature", "top_p", "top_k")}
         url, length, ends = args.server_url, trainer.max_completion_length, end_tokens(trainer)
         self._sampler = ServedSampler(url, length, ends, sampling | {"min_p": args.min_p or 0.0})
@@ -33,6 +33,10 @@ class Following:
             words = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
             for text in complaints(self._sampler, args.server, words, plain=plain):
                 raise ValueError(text)
+
+    def recount(self) -> None:
+        """Forget which weights the server has: another training begins."""
+        self._version: int | None = None if self._reloads else 0
 
     def sample(self, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]], int]:
         """Ids of one completion of each prompt, their log-probabilities, and the weights' age."""

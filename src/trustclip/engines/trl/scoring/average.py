@@ -44,6 +44,10 @@ class Average:
             average.lerp_(weight, 1 / self._total)
         self._weights = self._weights or [weight.clone() for weight in now]
 
+    def recount(self) -> None:
+        """Expect updates that are counted from 0 again, of the same weights."""
+        self._step = -1
+
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """The average in the policy's place, without gradients, for the passes of the block."""
@@ -62,5 +66,13 @@ class Average:
         return [self._step, self._total, self._weights]
 
     def restore(self, state: list[Any]) -> None:
-        """Continue from `state`."""
-        self._step, self._total, self._weights = state
+        """Continue from `state`.
+
+        Raises:
+          ValueError: it is of other weights.
+        """
+        step, total, weights = state
+        if weights and [w.shape for w in weights] != [w.shape for w in self._trained]:
+            raise ValueError("the checkpoint's averaged weights are not of the weights in training")
+        self._step, self._total = step, total
+        self._weights = [x.to(w.device) for x, w in zip(weights, self._trained, strict=False)]

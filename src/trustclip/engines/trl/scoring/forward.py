@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
+from trustclip.engines.trl.additions import addition
 from trustclip.engines.trl.scoring import sharing
 from trustclip.engines.trl.scoring.candidates import Query
 from trustclip.engines.trl.scoring.hidden import language_model, logit_changes
@@ -79,7 +80,8 @@ def use_head(model: nn.Module, temperature: float) -> Request:
         packed = None
         # Hooks that read states, for an exact divergence, expect one row for each completion.
         observed = request.scores is not None or bool(self.base_model._forward_hooks)
-        if request.shares and not observed and not args and arguments <= _PACKED:
+        shares = request.shares and not observed and addition(self) is None
+        if shares and not args and arguments <= _PACKED:
             packed = sharing.Packed.of(kwargs["input_ids"], kwargs["attention_mask"], labels)
         if packed is None:
             outputs = self.base_model(*args, **{**kwargs, "use_cache": False})
@@ -89,7 +91,9 @@ def use_head(model: nn.Module, temperature: float) -> Request:
         head = self.get_output_embeddings()
         labels = labels[:, 1:].to(head.weight.device)
         query = request.further
-        flat = head(
+        # Somebody's hook on the head knows nothing of labels, and TRL would not call it here.
+        score = head if addition(head) is None else types.MethodType(of_labels, head)
+        flat = score(
             states.to(labels.device).flatten(0, 1),  # [batch * (time - 1), H]
             labels=labels.flatten(),
             plan=request.plan(labels.shape),

@@ -1,0 +1,61 @@
+"""Whether TRL's loss has the method's gradient: looked at once, on an untested release."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trustclip.engines.trl import upstream
+from trustclip.engines.trl.inputs import token_mask
+from trustclip.engines.trl.phases import Training
+from trustclip.engines.trl.scoring.foresight import weights
+
+#: Largest difference of a token's gradient, relative to itself and to the largest, by rounding.
+_WITHIN = 1e-3
+
+
+def verified(trainer: Any, phase: Training, loss: Tensor) -> bool:
+    """Compare the gradient in each log-probability that a loss gives with the method's.
+
+    The loss is linear in the advantages that it was given. So its gradient in them, times the
+    advantages, is the method's part of it, without a KL penalty or an entropy bonus.
+
+    Returns:
+      False where no token of the micro-batch has a gradient to compare.
+
+    Raises:
+      RuntimeError: they differ by more than a factor that all tokens share.
+    """
+    logps, advantages = phase.logps, phase.inputs["advantages"]
+    assert logps is not None and phase.coefficient is not None
+    mask = token_mask(phase.inputs)
+    corrected = trainer.use_vllm and trainer.vllm_importance_sampling_correction
+    # Up to one positive factor. Both [batch, time].
+    want = weights(phase.inputs, mask, trainer.loss_type, corrected) * phase.coefficient
+    if not want.any():
+        return False
+    got = torch.zeros_like(want)
+    (slope,) = torch.autograd.grad(loss, advantages, create_graph=True, allow_unused=True)
+    if slope is not None and slope.requires_grad:
+        part = (slope * advantages.detach()).sum()
+        (got,) = torch.autograd.grad(part, logps, retain_graph=True, materialize_grads=True)
+    if trainer.top_entropy_quantile < 1 or trainer.args.off_policy_mask_threshold is not None:
+        want = torch.where(got == 0, 0, want)  # TRL leaves some tokens out
+    factor = (got * want).sum() / want.square().sum().clamp(min=torch.finfo().tiny)
+    apart = (got - factor * want).abs()
+    wrong = apart > _WITHIN * (factor * want).abs().clamp(min=_WITHIN * got.abs().max())
+    if factor > 0 and not wrong.any():
+        return True
+    reason = (
+        f"at {int(wrong.sum())} of {int(mask.sum())} tokens the gradient that its loss sends back "
+        f"to the log-probabilities is not that of {trainer.method.name!r}"
+    )
+    if slope is None:
+        reason = (
+            "its loss does not read the advantages once it has the log-probabilities, where those "
+            f"of {trainer.method.name!r} stand"
+        )
+    raise RuntimeError(
+        f"trl {upstream.RELEASE} does not train by the method: {reason}. This release was not "
+        f"tested with trustclip; install one that was: {', '.join(upstream.TESTED)}."
+    )

@@ -28,7 +28,7 @@ from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from trustclip.support.names import TrainingError
-from trustclip.support.schemas import Number, conform
+from trustclip.support.schemas import Number, alike, conform, read_json
 from trustclip.support.stops import on_request, say_at_once
 from trustclip.train.durable import schemas, states, weights
 from trustclip.train.durable.exactness import check_identity, check_settings, identity
@@ -392,7 +392,7 @@ class Durable(Trainer):
 
     def _read(self, folder: Path) -> None:
         """Read what this rank continues from, and refuse content that no trainer writes."""
-        state = schemas.read_json(folder / _STATE)
+        state = read_json(folder / _STATE)
         conform(state, schemas.State, f"{folder}/{_STATE}")
         names = {field.name for field in dataclasses.fields(TrainerState)}
         for name in sorted(state.keys() - names):
@@ -543,7 +543,7 @@ class Durable(Trainer):
 
 def _restrict(stored: dict[str, Any], own: dict[str, Any], where: str) -> dict[str, Any]:
     """A stored state, restricted to attributes that its object has: others cannot be set."""
-    schemas.alike(stored, own, where)
+    alike(stored, own, where)
     return {name: value for name, value in stored.items() if name in own}
 
 

@@ -34,12 +34,15 @@ for name in trustclip.__all__:
 """
 #: README's first trainer, made tiny, with a recorder.
 RECORDED = """
+import sys
 import trustclip as tc
 from datasets import Dataset
 from trl_runs import COMMON, PROMPTS, fresh_model, share_of_even_digits
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
 
-model, tokenizer = fresh_model()
+model, tokenizer = fresh_model()  # made by the program, whose modules are forgotten here
+for name in [name for name in sys.modules if name.startswith("trustclip.train")]:
+    del sys.modules[name]
 recorder = tc.Recorder("run", tokens_every=1)
 trainer = ConstrainedGRPOTrainer(
     model,

@@ -246,8 +246,8 @@ def fsdp2(folder: Path) -> dict[str, Any]:
                     model.model.norm.weight.mul_(1.2)
         kl = watch._exact(model, evidence[1], evidence[0], "old_new")
         (scores.log_probs.cos().sum() / len(own)).backward()
-        whole = {n: whole(p.grad) for n, p in model.named_parameters() if p.grad is not None}
-        return whole, kl
+        trained = ((n, p.grad) for n, p in model.named_parameters() if p.grad is not None)
+        return {name: whole(gradient) for name, gradient in trained}, kl
 
     told = {}
     for frozen in (False, True):

@@ -15,7 +15,10 @@ OPEN = ConfigDict(strict=True, extra="allow", arbitrary_types_allowed=True)
 
 Number = int | float | Tensor
 #: Numbers by name, at any depth.
-Numbers = TypeAliasType("Numbers", "dict[str, int | float | Numbers]")
+Numbers = TypeAliasType(
+    "Numbers",
+    "dict[str, int | float | Numbers]",  # pyright: ignore[reportInvalidTypeForm]
+)
 
 
 def mapping(name: str, types: Mapping[str, Any], *, total: bool = True, more: bool = False) -> Any:

@@ -47,9 +47,14 @@ def test_a_new_setting_is_one_line(tmp_path):
 
     args = grpo_config(More(dataset="arithmetic", adam_beta2=0.9), tmp_path)
     assert args.adam_beta2 == 0.9
+    stages = {
+        "blue": More(dataset="a.csv"),
+        "red": More(dataset="a.csv", colour="red"),
+        "half": More(dataset="a.csv", half=True),
+    }
     kept = [
-        read_run(RunDirectory(tmp_path / name, "rl", More(dataset="a.csv", **more)).path).essential
-        for name, more in (("blue", {}), ("red", {"colour": "red"}), ("half", {"half": True}))
+        read_run(RunDirectory(tmp_path / name, "rl", stage).path).essential
+        for name, stage in stages.items()
     ]
     assert kept[0] == kept[1] and kept[2] == {**kept[0], "half": True}
     assert {"adam_beta2", *marked(RLStage, Trl)} == set(marked(More, Trl))

@@ -251,13 +251,13 @@ def fsdp2(folder: Path) -> dict[str, Any]:
 
     told = {}
     for frozen in (False, True):
-        (got, kl), (want, whole) = results(True, frozen), results(False, frozen)
+        (got, kl), (want, all_rows) = results(True, frozen), results(False, frozen)
         assert got.keys() == want.keys() and any("embed" in name for name in got) != frozen
         largest = max(x.abs().max().item() for x in want.values())
         told[f"frozen={frozen}"] = {
             "gradient": max((got[n] - x).abs().max().item() for n, x in want.items()) / largest,
-            "kl": (kl - whole.view(2, -1)[rank]).abs().max().item(),
-            "largest kl": whole.max().item(),
+            "kl": (kl - all_rows.view(2, -1)[rank]).abs().max().item(),
+            "largest kl": all_rows.max().item(),
         }
     return told
 

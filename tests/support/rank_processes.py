@@ -26,6 +26,7 @@ from patience import NEVER
 import trustclip as tc
 from trustclip.engines.trl.phases import Generating
 from trustclip.engines.trl.scoring import hidden
+from trustclip.support.sharded import whole
 from trustclip.train.trainers import DurableGRPOConfig, DurableGRPOTrainer
 
 #: Completions of an update, over all ranks.

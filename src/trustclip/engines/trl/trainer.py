@@ -370,7 +370,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         ids = None if sampler is None else sampler.ids
         with self._leaving_between_passes(model), candidates.querying(self._request, ids) as query:
             logps, entropies, aux, old = self._score(policy, model, input_ids, mask, *args, **kw)
-        further = None if query is None else query.logps
+        further = None if query is None else query.of_completions[0]
         if recorded is not None:
             logps, further = recorded, of_sampler
         elif self.args.replay and further is not None and sampler is not None:
@@ -421,7 +421,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         ids = None if ids is None else select(ids)
         with announced, candidates.querying(self._request, ids) as query:
             logps, entropies, aux, new = self._score(policy, model, input_ids, mask, *args, **kw)
-        further = None if query is None else query.logps
+        further, collision = (None, None) if query is None else query.of_completions
         if self.args.replay and further is not None:
             rollout = select(inputs[candidates.CANDIDATES[1]])
             logps, further = candidates.replay(logps, further, rollout)
@@ -435,9 +435,9 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         if anchor is not None:  # a skipped completion counts as one at ratio 1
             whole = anchor if rows is None else skipping.spread(anchor, rows, logps)
             measured["logp_average"] = whole
-        if query is not None and further is not None:
-            given = further, query.collision, rows, on_policy
-            measured["candidates"] = candidates.of_inputs(inputs, *given)
+        if further is not None and collision is not None:
+            given = inputs, (further, collision), rows, on_policy
+            measured["candidates"] = candidates.of_inputs(*given)
         # When TRL goes on to its loss, our advantages and bounds must be in place of its own.
         phase.logps, phase.gate = logps, self._constrain(inputs, logps.detach(), measured)
         if not self._verified:

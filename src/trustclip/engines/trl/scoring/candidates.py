@@ -41,17 +41,12 @@ class Query:
         return F.pad(chosen, (0, 0, width - chosen.shape[1], 0)).flatten(0, 1)
 
     @property
-    def logps(self) -> Tensor:
-        """Log-probabilities of the completions, of all passes. Shape [batch, time, k]."""
-        return self._of_completions(0)
-
-    @property
-    def collision(self) -> Tensor:
-        """`trustclip.head.Scores.collision` at each position. Shape [batch, time]."""
-        return self._of_completions(1)
-
-    def _of_completions(self, i: int) -> Tensor:
-        return torch.cat([answer[i][:, -self.ids.shape[1] :] for answer in self.answers])
+    def of_completions(self) -> tuple[Tensor, Tensor]:
+        """The answers of all passes. Shapes [batch, time, k] and [batch, time]."""
+        time = self.ids.shape[1]
+        parts = zip(*self.answers, strict=True)
+        logps, collision = (torch.cat([x[:, -time:] for x in part]) for part in parts)
+        return logps, collision
 
 
 @contextmanager
@@ -74,17 +69,14 @@ def input_entries(sampled: Likeliest, old: Tensor | None) -> dict[str, Tensor]:
 
 
 def of_inputs(
-    inputs: Mapping[str, Any],
-    logps: Tensor,
-    collision: Tensor,
-    rows: Tensor | None,
-    on_policy: bool,
+    inputs: Mapping[str, Any], further: tuple[Tensor, Tensor], rows: Tensor | None, on_policy: bool
 ) -> Candidates:
     """The candidates of a micro-batch, from TRL's inputs with the entries of `input_entries`.
 
-    ``logps`` [rows, time, k] carry the gradient; ``collision`` is that of the pass, [rows, time];
-    ``rows`` are the completions that were scored.
+    ``further`` are log-probabilities, which carry the gradient, and collisions, as in
+    `Query.of_completions`; ``rows`` are the completions that were scored.
     """
+    logps, collision = further
     _, rollout, complete, old = (inputs.get(name) for name in CANDIDATES)
     assert rollout is not None and complete is not None
     if rows is not None:  # the others have no advantage: their values here are multiplied by 0

@@ -161,8 +161,10 @@ class TokenBatch:
         for name, value in values.items():
             tensor = value if name in _WITH_GRADIENT else value.detach()
             object.__setattr__(self, name, zero_masked(tensor, self.mask))
-        waits = self.logp.device.type != "cpu" or torch.compiler.is_compiling()
-        if not waits and (problem := self.not_logarithms()):
+        # A GPU would have to be waited for, and a tensor that is traced has no number to look at.
+        plain = type(self.logp) is Tensor and not torch.compiler.is_compiling()
+        looks = plain and self.logp.device.type == "cpu"
+        if looks and (problem := self.not_logarithms()):
             warnings.warn(problem, stacklevel=3)
 
     @classmethod

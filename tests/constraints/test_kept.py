@@ -107,7 +107,7 @@ VARIANTS = ("gspo_token", "gspo")
 @pytest.mark.parametrize("name", ["logp", "logp_old", "logp_rollout"])
 def test_losses_in_place_of_log_probabilities_are_named(name: str) -> None:
     right = tokens(tc.method("icepop"), "of the sequence")
-    right = dataclasses.replace(right, logp_rollout=right.logp_old - 0.1)
+    right = dataclasses.replace(right, logp_rollout=right.logp_old - 0.1, density=False)
     assert tc.check(tc.method("icepop"), [right])
     words = f"`{name}` has numbers above 0.5, .* minus the loss"
     with pytest.warns(UserWarning, match=words):

@@ -37,7 +37,8 @@ def batch_for(
     needed: dict[str, Any] = {name: optional[name] for name in method.requires}
     if Trait.NEEDS_KL_GRADIENT in method.traits:
         needed["kl_old_new"].requires_grad_()  # stands for a graph that leads to the logits
-    return TokenBatch(logp, logp_old, advantages, mask, **needed)
+    # Made-up numbers: at a large ratio a log-probability may come out above 0.
+    return TokenBatch(logp, logp_old, advantages, mask, density=True, **needed)
 
 
 def candidates_for(logp_old: Tensor) -> Candidates:
@@ -58,7 +59,7 @@ def changed(batch: TokenBatch, change: Callable[[Tensor], Tensor]) -> TokenBatch
         after["candidates"] = batch.candidates.map(
             lambda x: torch.stack([change(part) for part in x.unbind(dim=2)], dim=2)
         )
-    return TokenBatch(**after)
+    return TokenBatch(**after, density=batch.density)
 
 
 def on_policy(batch: TokenBatch) -> TokenBatch:

@@ -128,7 +128,7 @@ enter("cursor of a link", _of_a_link)
 
 #: Files that are written, and folders that are written into or emptied.
 for _name in (
-    "lock", "summary.json.part", "config.yaml.part", "metrics.jsonl", "samples.jsonl",
+    "lock", "summary.json.part", "config.yaml.part", "marks.json", "metrics.jsonl", "samples.jsonl",
     "gates.jsonl", "problems.jsonl", "problems.jsonl.part", "environment.json", "summary.json",
     "extensions.jsonl", "tokens/update-000002.parquet", "tokens/update-000002.parquet.part",
     "final/config.json", "final/model.safetensors", "checkpoints/.writing-start.json",

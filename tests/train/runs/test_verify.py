@@ -52,8 +52,8 @@ def test_a_finished_run_is_whole_and_nothing_in_it_is_changed(run, capsys):
 @pytest.mark.parametrize(
     "name",
     [
-        "config.yaml", "environment.json", "metrics.jsonl", "gates.jsonl", "samples.jsonl",
-        "problems.jsonl", "tokens/update-000000.parquet", "summary.json",
+        "config.yaml", "marks.json", "environment.json", "metrics.jsonl", "gates.jsonl",
+        "samples.jsonl", "problems.jsonl", "tokens/update-000000.parquet", "summary.json",
         "final/model.safetensors", "final/config.json",
     ],
 )  # fmt: skip

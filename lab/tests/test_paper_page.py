@@ -80,7 +80,8 @@ def test_tuned_is_what_the_paper_calls_so():
 
 def test_every_statement_names_a_command_that_exists():
     page = (DOCS / "paper.md").read_text(encoding="utf-8")
-    points = re.findall(r"^- .*", page, re.MULTILINE)
+    quoted = re.compile("<!-- smollm2 -->.*<!-- /smollm2 -->", re.DOTALL)  # under its command
+    points = re.findall(r"^- .*", quoted.sub("", page), re.MULTILINE)
     assert len(points) > 15
     for point in points:
         assert re.search(r"\((?:`[^`]+`|\[[^\]]+\]).*\)$", point), point

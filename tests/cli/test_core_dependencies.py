@@ -146,6 +146,7 @@ ANSWERS = {
     "verify runs/a": None,
     "push --help": None,
     "power runs/a runs/b": None,
+    "check atr": None,
     "grade integers.csv": None,
     "grade formulas.csv": "train",
     "decontaminate --train train.jsonl --test test.jsonl --out new.json": None,

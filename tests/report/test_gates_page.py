@@ -118,7 +118,8 @@ def test_a_completion_stands_for_the_batch_that_a_method_measures(tab, method: t
     batch = random_rows(method)
     for i in range(len(batch.logp)):
         held = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-        row = tc.TokenBatch(**{k: v[i : i + 1] for k, v in held.items() if v is not None})
+        rows = {name: v[i : i + 1] for name, v in held.items() if torch.is_tensor(v)}
+        row = dataclasses.replace(batch, **rows)
         c, _ = in_browser(tab, method, row)
         np.testing.assert_allclose(c, tc.coefficient(method, row).numpy(), rtol=1e-6, atol=1e-6)
 

@@ -20,6 +20,7 @@ from durable_runs import save_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trustclip.support import flush as flushing
 from trustclip.train.durable import states
 from trustclip.train.durable import store as checkpoints
 from trustclip.train.durable.store import CheckpointError, CheckpointStore, verify
@@ -394,10 +395,11 @@ def test_a_checkpoint_of_another_run_is_passed_over(store, tmp_path):
 
 def test_all_is_on_the_disk_before_the_rename_and_the_rename_after(store, monkeypatch):
     events = []
-    sync, rename = checkpoints.flush, Path.rename
-    monkeypatch.setattr(
-        checkpoints, "flush", lambda path: (events.append(f"sync {path.name}"), sync(path))
-    )
+    sync, rename = flushing.flush, Path.rename
+    for module in (checkpoints, flushing):
+        monkeypatch.setattr(
+            module, "flush", lambda path: (events.append(f"sync {path.name}"), sync(path))
+        )
     monkeypatch.setattr(
         Path, "rename", lambda self, to: (events.append(f"rename {to.name}"), rename(self, to))[1]
     )

@@ -419,6 +419,10 @@ def erc(p: Params, t: Tokens) -> Array:
     return (ratio > 1 - p["low"]) & (ratio < 1 + p["high"])
 
 
+#: Log of the largest weight of a ratio to the sampler: verl's bound for safety.
+LARGEST = 20.0
+
+
 def sampler(p: Params, t: Tokens) -> Array:
     """A mask by one measure, a weight by another."""
     apart = {"old_rollout": lambda: t.rho, "new_rollout": lambda: t.rho + t.x}
@@ -445,7 +449,7 @@ def sampler(p: Params, t: Tokens) -> Array:
     moved = t.rho if p["weigh_of"] == "old" else t.rho + t.x
     spread = {"sequence": total, "geometric": mean}.get(p["weigh_by"], lambda v: v)
     least, most = p["weight_floor"], p["weight_ceiling"]
-    weight = np.exp(spread(moved))
+    weight = np.exp(np.minimum(spread(moved), LARGEST))
     weight = weight if least is None else np.maximum(weight, least)
     return keep * (weight if most is None else np.minimum(weight, most))
 

@@ -56,7 +56,7 @@ class Sampler(Weighted):
       weigh_of: whose ratio to the sampler weighs, the ``"old"`` policy's or the ``"new"`` one's; a
         constant to the gradient.
       weight_floor: the least weight; None for none.
-      weight_ceiling: the largest weight; None for none.
+      weight_ceiling: the largest weight; None for e^20, as in verl.
 
     Raises:
       ValueError: bounds in the wrong order, an exact divergence from the sampler, or nothing that

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import token_files
 from browser import opened, wait
+from synthetic_runs import Spec, make_run
 
 from trustclip.report.build import build
 from trustclip.report.tokens import OWN, CutStrings, judgements
@@ -188,6 +189,29 @@ def test_the_strongest_colours_leave_the_text_readable(page, scheme):
             back, ink = json.loads(tab.evaluate(script, name))
             lights = sorted(_luminance(colour) for colour in (back, ink))
             assert (lights[1] + 0.05) / (lights[0] + 0.05) >= 4.5, (name, back, ink)
+
+
+def test_the_tokens_of_several_runs_have_the_colours_of_their_charts(tmp_path):
+    runs = []
+    for name, seed in [("clip", 0), ("atr", 0), ("atr", 1), ("dppo", 0)]:
+        run = make_run(tmp_path / f"{name}-{seed}", Spec({"name": name}, seed=seed, steps=8))
+        token_files.write(run / "tokens" / "1.parquet", 6)
+        runs.append(run)
+    with opened(build(runs, tmp_path / "out", reference="atr")[0]) as tab:
+        ready(tab)
+        colour = "e => getComputedStyle(e).getPropertyValue('--own')"
+        boxes = {
+            box.locator("legend").inner_text(): box.evaluate(colour)
+            for box in tab.locator("#methods-used fieldset").all()
+        }
+        keys = {
+            key.inner_text().split()[0]: key.evaluate(colour)
+            for key in tab.locator(".legend .key").all()
+        }
+        assert {name: boxes[name] for name in keys} == keys
+        assert boxes.keys() - keys.keys() == {"each run's own"}
+        assert "come from 4 runs" in tab.inner_text("#shares-note")
+        tab.screenshot(path="/tmp/commands_tokens.png", full_page=True)
 
 
 def _luminance(colour):

@@ -6,7 +6,7 @@ can be moved.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -116,9 +116,15 @@ def _range(chosen: Method, name: str, default: float | None) -> dict[str, float]
     return {"start": start, "low": ends[0], "high": whole}
 
 
-def tokens_data(runs: Sequence[tuple[str, Path]]) -> dict[str, Any]:
-    """What a page with tokens holds: see `trustclip.report.tokens.views`, and the methods."""
-    return {**views(runs), "methods": applicable_methods(), "chosen": CHOSEN, "files": []}
+def tokens_data(
+    runs: Sequence[tuple[str, Path]], colours: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """What a page with tokens holds: see `trustclip.report.tokens.views`, and the methods.
+
+    ``colours`` are places in the palette of methods that the page has drawn already.
+    """
+    offered = {"methods": applicable_methods(), "chosen": CHOSEN, "colours": dict(colours or {})}
+    return {**views(runs), **offered, "files": []}
 
 
 def token_page(paths: Sequence[Path], title: str) -> str:

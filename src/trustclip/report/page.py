@@ -7,7 +7,10 @@ from typing import Any
 import yaml
 from markupsafe import Markup
 
+from trustclip.constraints.base import methods
+from trustclip.constraints.registry import method
 from trustclip.findings.differences import RunFindings
+from trustclip.findings.groups import Group
 from trustclip.logs.reader import Run
 from trustclip.logs.samples import COLUMNS, MAX_CHARACTERS, page_rows
 from trustclip.logs.tokens import TOKENS
@@ -128,8 +131,16 @@ def _tokens(report: Report) -> dict[str, Any]:
             (name, run.path)
             for name, run in _named_runs(report)
             if (run.log and run.log.tokens) or any((run.path / TOKENS).glob("*.parquet"))
-        ]
+        ],
+        {_method_of(group): group.series % len(PALETTE) for group in report.groups},
     )
+
+
+def _method_of(group: Group) -> str:
+    """Name of a method that is used as its paper gives it; the label of any other group."""
+    chosen = group.method
+    known = chosen is not None and chosen.name in methods() and chosen == method(chosen.name)
+    return chosen.name if chosen is not None and known else group.label
 
 
 def _named_runs(report: Report) -> Iterator[tuple[str, Run]]:

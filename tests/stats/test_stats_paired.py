@@ -25,6 +25,8 @@ from trustclip.stats import (
 )
 from trustclip.stats.differences import _bootstrap_bounds, _sign_flip_p
 from trustclip.stats.planning import seeds_for, spread_of
+from trustclip.stats.power import _sampling_variance
+from trustclip.stats.scores import tally
 
 # Paired difference
 
@@ -544,3 +546,20 @@ def test_welch_says_the_difference_also_without_spread():
     assert found.value == pytest.approx(0.3)
     assert all(isnan(x) for x in (found.low, found.high, found.p))
     assert welch(RunSummary(0.5, 0.1, 3), RunSummary(0.2, 0.1, 3)).value == pytest.approx(0.3)
+
+
+def test_the_variance_of_few_answers_is_the_one_they_have():
+    """Two answers a problem: the shares' own spread has sampling in it, and is no guide to it."""
+    rng, p = np.random.default_rng(0), np.random.default_rng(1).uniform(0.1, 0.9, 200)
+    drawn = rng.binomial(2, p, size=(2, 400, 200))  # answers of two models, drawn 400 times
+    spread = (drawn[0] - drawn[1]).mean(axis=1).std() / 2
+    found = [
+        _sampling_variance([tally(rows_of(a)), tally(rows_of(b))], [np.arange(200)])
+        for a, b in zip(*drawn, strict=True)
+    ]
+    assert np.mean(found) == pytest.approx(spread**2, rel=0.1)
+
+
+def rows_of(right):
+    """0/1 by [problems, 2] with so many right answers."""
+    return (np.arange(2) < right[:, None]).astype(int)

@@ -9,6 +9,7 @@ from trl_runs import assert_same_weights, constrained
 
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
 from trustclip.engines.trl.scoring import forward
+from trustclip.engines.trl.scoring.skipping import widen
 
 BUILT = (ConstrainedGRPOConfig, ConstrainedGRPOTrainer)
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
@@ -150,3 +151,11 @@ def test_an_unusual_head_is_left_to_trl_or_refused(tmp_path):
     with pytest.raises(ValueError, match="did you mean 'trustclip'"):
         wrong: Any = "trustclp"
         ConstrainedGRPOConfig(str(tmp_path), head=wrong, num_iterations=2, use_cpu=True)
+
+
+def test_the_entropy_beside_skipped_completions_is_over_tokens_and_not_padding() -> None:
+    mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]])
+    entropies = torch.tensor([[2.0, 2.0, 2.0, 2.0], [7.0, 50.0, 50.0, 50.0]])
+    inputs = {"completion_mask": mask, "old_per_token_logps": None}
+    _, wide = widen(inputs, torch.tensor([0, 1]), -torch.ones(2, 4), entropies)
+    assert (wide * mask).sum() / mask.sum() == pytest.approx((2.0 * 4 + 7.0) / 5)

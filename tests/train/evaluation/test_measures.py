@@ -128,3 +128,20 @@ def test_each_of_several_rewards_has_a_chart(tmp_path):
     figure = rewards_figure(group_runs([read_run(run)]))
     assert figure is not None and [panel.title for panel in figure.panels] == ["correct", "polite"]
     assert figure.panels[1].marks[-1].y == [0.5] * len(figure.panels[1].marks[-1].y)
+
+
+def test_each_completion_is_measured_beside_its_own_prompt(tmp_path):
+    class Echo(Fixed):
+        def generate(self, prompts, n, seed):
+            said = [str(prompt[-1]["content"]) for prompt in prompts]
+            return [[Completion(f"{text} {i}", 1, False) for i in range(n)] for text in said]
+
+    file = tmp_path / "asked.py"
+    file.write_text(
+        "def asked(prompts, texts, **_):\n"
+        "    pairs = zip(prompts, texts)\n"
+        "    return [float(text.startswith(p[-1]['content'])) for p, text in pairs]\n"
+    )
+    plan = Plan(3, "plain", 0, 8, Measures(f"{file}:asked", "any"))
+    (rows,) = sample(Echo(), {"t": TONES}, plan)
+    assert [row["correct"] for row in rows] == [1] * 6

@@ -1,0 +1,13 @@
+"""Answers of an evaluation, as tables and comparisons take them."""
+
+from trustclip.logs.answers import usual, whole
+
+#: Two answers to each of three problems of one benchmark, eight to each of five of another.
+ANSWERS, BENCHMARKS = [[1, 0]] * 3 + [[1, 0] * 4] * 5, ["amc"] * 3 + ["aime"] * 5
+
+
+def test_benchmarks_of_unequal_samples_are_all_in_pass_at_k():
+    k = usual(ANSWERS, BENCHMARKS)
+    assert k == 2
+    (kept,), benchmarks = whole([ANSWERS], BENCHMARKS, k)
+    assert benchmarks == BENCHMARKS and len(kept) == 8

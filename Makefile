@@ -6,6 +6,7 @@
 # make faults SEEDS=100000     campaigns of simulated faults       make fuzz RUNS=1000000     parsers
 # make planted                 planted bugs that they catch
 # make mutants GROUPS="gates store"        do the tests notice changes to the code?
+# make mutants SINCE=main                  the same, of the functions that your diff touches
 # make docs         build the documentation site into docs/_build
 # make parquet-reader          what the microscope opens Parquet with in the browser, by npm
 # make peers TRL_TESTS=... SB3_TESTS=...   other projects' own tests on our classes
@@ -83,7 +84,7 @@ fuzz: $(FAULTS)
 	for target in recipe answer log manifest shown row; do $(BIN)/python -m tests.campaigns.faults.fuzz $$target --runs $(RUNS) || exit 1; done
 
 mutants: $(FAULTS)
-	JOBS=$(JOBS) $(BIN)/python -m tests.campaigns.faults.mutants $(GROUPS)
+	JOBS=$(JOBS) $(BIN)/python -m tests.campaigns.faults.mutants $(GROUPS) $(if $(SINCE),--since $(SINCE))
 
 # The script with which the microscope opens Parquet in the browser, from two pinned packages of npm
 # and with their licences; it is part of wheels and of the site, and without npm of neither.

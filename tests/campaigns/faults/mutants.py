@@ -7,10 +7,12 @@ than 95 % are killed, counting those as killed, or not all have been played.
 
 ``--minutes M`` stops a group after that time; the next call goes on where it stopped. ``--again``
 plays the survivors once more, with the tests as they are now, and keeps those that were killed.
-``--anew`` begins from nothing.
+``--anew`` begins from nothing. ``--since COMMIT`` mutates the functions that a diff touches
+instead, with the tests that name their modules.
 """
 
 import argparse
+import ast
 import json
 import os
 import re
@@ -19,6 +21,8 @@ import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +105,62 @@ def pytest_collection_modifyitems(items):
 """
 
 
+def changed(commit: str) -> dict[str, list[str]]:
+    """Module -> names in mutmut of the functions whose lines differ from those of a commit."""
+    arguments = ["git", "diff", "-U0", "--no-prefix", commit, "--", "src/trustclip"]
+    diff = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    lines: dict[str, set[int]] = {}
+    module = ""
+    for line in diff.splitlines():
+        if line.startswith("+++ "):
+            module = line[4:].removeprefix("src/trustclip/")
+        elif hunk := re.match(r"@@ .*\+(\d+),?(\d*) @@", line):
+            first, many = int(hunk[1]), int(hunk[2] or 1)
+            lines.setdefault(module, set()).update(range(first, first + many))
+    return {
+        module: names
+        for module, of_diff in lines.items()
+        if module.endswith(".py") and (names := _functions(module, of_diff))
+    }
+
+
+def _functions(module: str, lines: set[int]) -> list[str]:
+    """Names in mutmut of the functions of a module that hold one of the lines."""
+    dotted = f"trustclip.{module.removesuffix('.py').replace('/', '.')}"
+    found = []
+    for node in ast.parse((ROOT / "src/trustclip" / module).read_text()).body:
+        inside = node.body if isinstance(node, ast.ClassDef) else [node]
+        owner = f"ǁ{node.name}ǁ" if isinstance(node, ast.ClassDef) else "_"
+        for function in inside:
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and lines & {
+                *range(function.lineno, (function.end_lineno or function.lineno) + 1)
+            }:
+                found.append(f"{dotted}.x{owner}{function.name}__mutmut_*")
+    return found
+
+
+def tests_of(modules: Sequence[str]) -> tuple[str, ...]:
+    """Test files that name one of the modules; where none does, those of its folder."""
+    files = {
+        path: path.read_text()
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if path.relative_to(ROOT / "tests").parts[0] not in ("campaigns", "house", "real")
+    }
+    chosen: set[Path] = set()
+    for module in modules:
+        package, _, name = f"trustclip.{module.removesuffix('.py').replace('/', '.')}".rpartition(
+            "."
+        )
+        named = re.compile(
+            rf"{re.escape(package)}\.{name}\b|from {re.escape(package)} import .*\b{name}\b"
+        )
+        mirrored = ROOT / "tests" / Path(module).parent
+        chosen |= {path for path, text in files.items() if named.search(text)} or {
+            path for path in files if mirrored in path.parents
+        }
+    return tuple(str(path.relative_to(ROOT / "tests")) for path in sorted(chosen))
+
+
 def prepare(group: str, *, anew: bool = False) -> Path:
     """The folder in which mutmut mutates the modules of a group, with the files as they are now."""
     folder = ROOT / "build" / "mutants" / group
@@ -141,12 +201,17 @@ def run(
     jobs: int = 1,
     minutes: float | None = None,
     *,
+    names: Sequence[str] = (),
     again: bool = False,
     anew: bool = False,
 ) -> dict[str, Any]:
-    """Mutate a group: numbers of mutants, of those killed and left, and the survivors' changes."""
+    """Mutate a group: numbers of mutants, of those killed and left, and the survivors' changes.
+
+    ``names`` are patterns of the mutants that are played, in mutmut's names; without any, all are.
+    """
     folder = prepare(group, anew=anew)
-    names = [name for name, code in results(folder).items() if code in _LIVED] if again else []
+    lived = [name for name, code in results(folder).items() if code in _LIVED]
+    names = lived if again else names
     mutmut = [sys.executable, "-m", "mutmut"]
     # mutmut puts the mutated sources on the path itself; a path of ours would come before them.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
@@ -161,7 +226,11 @@ def run(
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             status = child.wait()
-    found = results(folder)
+    found = {
+        name: code
+        for name, code in results(folder).items()
+        if not names or again or any(fnmatch(name, pattern) for pattern in names)
+    }
     if status > 0:
         raise RuntimeError(f"mutmut failed with status {status}: {folder / 'log.txt'}")
     lived = sorted(name for name, code in found.items() if code in _LIVED)
@@ -194,13 +263,23 @@ def main() -> int:
     )
     parser.add_argument("groups", nargs="*", choices=[*GROUPS, []], help=", ".join(GROUPS))
     parser.add_argument("--minutes", type=float, help="a group's time in this call")
+    parser.add_argument("--since", metavar="COMMIT", help="the functions that a diff touches")
     parser.add_argument("--again", action="store_true", help="play the survivors again")
     parser.add_argument("--anew", action="store_true", help="forget what has been played")
     asked = parser.parse_args()
     weak, reasons = [], known()
     jobs = int(os.environ.get("JOBS", "1"))
+    names: list[str] = []
+    if asked.since:
+        touched = changed(asked.since)
+        if not touched:
+            print(f"no function of the library differs from {asked.since}.")
+            return 0
+        names = [name for of_module in touched.values() for name in of_module]
+        GROUPS["since"] = (*touched,), tests_of([*touched])
+        asked.groups, asked.anew = ["since"], True
     for group in asked.groups or list(GROUPS):
-        told = run(group, jobs, asked.minutes, again=asked.again, anew=asked.anew)
+        told = run(group, jobs, asked.minutes, names=names, again=asked.again, anew=asked.anew)
         fine = [name for name in told["survivors"] if name in reasons]
         share = (told["killed"] + len(fine)) / max(told["mutants"], 1)
         weak += [group] if share < WANTED else []

@@ -7,7 +7,6 @@ _NEEDS = {
     "engines/verl/loss.py": "verl",
     "engines/verl/plugin.py": "verl",
     "engines/verl/watch.py": "verl",
-    "head/kernels.py": "triton",
     "train/suite/launchers/slurm.py": "submitit",
     "train/suite/launchers/ray.py": "ray",
 }

@@ -25,7 +25,6 @@ class Choice:
       products: of 2 H operations a logit.
       passes: times that the softmax kernel reads a tile of float32 logits.
       rescales: whether every tile rewrites the sums of its rows, or only rows whose maximum moved.
-      keeps: whether half-precision weights are kept for the weight's gradient.
       weight_bytes: of a softmax weight that is stored.
     """
 
@@ -35,7 +34,6 @@ class Choice:
     products: int = 2
     passes: int = 1
     rescales: bool = False
-    keeps: bool = False
     weight_bytes: int = 2
 
 
@@ -46,7 +44,6 @@ CHOICES = (
     Choice("frozen, tile in the L2 cache", 2048, 2048),
     Choice("**frozen, as it is**", 4096, 8192),
     Choice("**trained: tiles made again**", 4096, 8192, products=4),
-    Choice("**trained, loss known**", 3328, 9984, products=3, keeps=True),
 )
 
 
@@ -62,8 +59,6 @@ def estimate(choice: Choice, hidden: int) -> tuple[float, float, float]:
     softmax_seconds = softmax / (CACHE if fits else MEMORY)
     if choice.rescales:
         softmax_seconds += 8 * sums / MEMORY
-    if choice.keeps:  # rows of hidden states, scaled for the weight's gradient
-        softmax_seconds += 4 * sums / MEMORY
     through = choice.columns * hidden * 2 + 8 * sums + (0 if fits else logits * (4 + weight))
     if choice.products > 2:
         through += 8 * choice.columns * hidden + logits * weight

@@ -177,7 +177,7 @@ def cost(model: Shape, gpus: int, work: Work) -> Cost:
 
     Example:
       >>> step = cost(MODELS["8b"], 64, Work())
-      >>> step.head < step.exact_kl < step.update < step.step
+      >>> step.exact_kl < step.head < step.update < step.step
       True
     """
     completion = work.completions * work.tokens

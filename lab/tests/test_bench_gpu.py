@@ -120,7 +120,8 @@ def test_own_products_are_counted_right(place: Place) -> None:
         for entrant in race.ENTRANTS:
             own = entrant.function in ("whole_products", "products", "ours") or "+" in entrant.label
             count = entrant.products(trained)
-            if not own or count is None or entrant.function.startswith("naive"):
+            naive = entrant.function.startswith("naive")
+            if not own or count is None or naive or entrant.kernels:
                 continue
             call = race._prepare(entrant, problem, place)
             with Products() as found:
@@ -141,7 +142,7 @@ def test_an_update_s_parts_add_up(place: Place) -> None:
         seconds = dict(values["seconds"])
         total = seconds.pop("update")
         assert sum(seconds.values()) == pytest.approx(total) and min(seconds.values()) > -1e-3
-        assert seconds["backward"] > 0 and values["estimated_mib"] > 0 and values["mib"] is None
+        assert seconds["backward"] > 0 and values["mib"] is None
 
 
 # -- the session -----

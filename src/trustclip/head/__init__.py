@@ -7,8 +7,6 @@ from trustclip.head.exact import exact_kl as exact_kl
 from trustclip.head.logprobs import Scores as Scores
 from trustclip.head.logprobs import score as score
 from trustclip.head.logprobs import selected_logprobs as selected_logprobs
-from trustclip.head.policy import HeadLoss as HeadLoss
-from trustclip.head.policy import policy_loss as policy_loss
 from trustclip.head.product import Head as Head
 from trustclip.head.shards import gathered as gathered
 from trustclip.head.shards import whole_sequences as whole_sequences

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from trustclip.head.dispatch import kernel_for
 from trustclip.head.product import Head, Tile, add_product
 from trustclip.head.softmax import fold_gradient
 
@@ -83,7 +82,7 @@ def _sums(head: Head, rows: Rows, needs: Sequence[bool]) -> list[Tensor | None]:
         rows.hidden.new_zeros(shape, dtype=head.dtype) if need else None
         for shape, need in zip(shapes, needs, strict=True)
     ]
-    blocks, derive = list(head.blocks(tokens)), kernel_for(fold_gradient, rows.hidden)
+    blocks = list(head.blocks(tokens))
     memory = Tile(head, blocks, head.dtype)
     for block in blocks:
         exact = rows.at(block)
@@ -94,7 +93,7 @@ def _sums(head: Head, rows: Rows, needs: Sequence[bool]) -> list[Tensor | None]:
             # [rows, columns]: the logits, then in place the gradient with respect to them
             tile = head.logits(operand, factor, columns, memory.of(len(operand), columns))
             slope = head.slope(tile)
-            derive(
+            fold_gradient(
                 tile, part.log_partition, part.entropy, part.grad_logp, part.grad_entropy,
                 part.ids - columns.start, exact.grad_logp,
             )  # fmt: skip

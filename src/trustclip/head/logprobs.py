@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trustclip.head.dispatch import kernel_for
-from trustclip.head.foreseen import Foresee, Foreseen
 from trustclip.head.gradient import Rows, gradients
-from trustclip.head.product import Chunk, Head, Tile, add_product, as_head
+from trustclip.head.product import Head, Tile, add_product, as_head
 from trustclip.head.softmax import Running, fold, scale_rows
 
 
@@ -54,9 +52,7 @@ def selected_logprobs(
       there before its coefficient is known; backward multiplies by the coefficient. With capped
       logits, 1 forward and 2 backward.
     - trained head: 1 forward; 3 backward, which recomputes the tiles, only for rows whose
-      coefficient is not zero. The gradient of $W$ needs the coefficients first, and a trainer knows
-      them once all log-probabilities of a batch are computed; `trustclip.head.policy_loss` gets the
-      loss beforehand, and needs 3 in all.
+      coefficient is not zero.
 
     A gradient of the entropy recomputes the tiles, too.
 
@@ -117,9 +113,6 @@ class Plan:
 
     entropy: bool = True
     mean: bool = False  # `Scores.mean` also where no gradient needs it, at one product
-    #: The coefficients, for a trained weight: its gradient is then computed in the forward
-    #: pass, and backward needs no tile if they arrive as foreseen, up to a common factor.
-    foresee: Foresee | None = None
     collision: bool = False  # `Scores.collision`, at no product
 
 
@@ -134,8 +127,6 @@ def scored(head: Head, hidden: Tensor, ids: Tensor, plan: Plan) -> Scores:
     valid = _valid_rows(ids, hidden, head)
     some = len(valid) < len(ids)
     rows, chosen = (hidden[valid], ids[valid]) if some else (hidden, ids)
-    if some and (foresee := plan.foresee) is not None:
-        plan = replace(plan, foresee=lambda index, *scores: foresee(valid[index], *scores))
     outputs: tuple[Any, ...] = _Score.apply(rows, head.weight, head.bias, chosen, head, plan)
     if some:
         outputs = tuple(
@@ -167,8 +158,8 @@ def _valid_rows(ids: Tensor, hidden: Tensor, head: Head) -> Tensor:
 class _Score(torch.autograd.Function):
     """Scores of each row, and the gradients that the same pass can compute.
 
-    The direction of a log-probability, $(W_y - \\bar W)/T$, is computed where the head is frozen
-    or its gradient is foreseen: backward then only multiplies.
+    The direction of a log-probability, $(W_y - \\bar W)/T$, is computed where the head is frozen:
+    backward then only multiplies.
     """
 
     @staticmethod
@@ -184,26 +175,23 @@ class _Score(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
         ids = head.own(ids)
-        # Foreseen gradients do not include loss scaling yet, without which they underflow float16.
-        narrow = head.compute_dtype == torch.float16
-        foresees = of_weight and plan.foresee is not None and head.plain and not narrow
-        directed = of_hidden and (foresees or not (of_weight or of_bias)) and head.cap is None
-        plan = replace(plan, foresee=plan.foresee if foresees else None)
+        directed = of_hidden and not (of_weight or of_bias) and head.cap is None
         with torch.autocast(hidden.device.type, enabled=False):
             planned = replace(plan, mean=plan.mean or directed)
-            running, mean, foreseen, collision = _pass(head, hidden, ids, planned, of_bias)
+            running, mean, collision = _pass(head, hidden, ids, planned)
             direction = None
             if directed and mean is not None:
                 # d logp / d hidden, [rows, H]: the backward pass then needs no product.
                 direction = (head.rows_of(ids) - mean).div_(head.temperature)
-        ctx.head, ctx.foreseen = head, foreseen
+        ctx.head = head
         logp = running.logp
         if bias is not None and head.cap is None:
             logp = logp.masked_fill(logp < _IMPOSSIBLE, -torch.inf)
         mean = mean if plan.mean else None
         scores = Scores(logp, running.entropy, running.log_partition, mean, collision)
+        # With weight and bias, of which autograd then notices a change before the backward pass.
         ctx.save_for_backward(
-            *(hidden, weight, bias, ids, scores.log_partition, scores.entropy, direction)
+            *(hidden, ids, scores.log_partition, scores.entropy, direction, weight, bias)
         )
         ctx.mark_non_differentiable(*(x for x in scores[2:] if x is not None))
         return tuple(scores)
@@ -214,23 +202,13 @@ class _Score(torch.autograd.Function):
         ctx: Any, *grads: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         grad_logp, grad_entropy = grads[:2]
-        hidden, weight, bias, ids, log_partition, entropy, direction = ctx.saved_tensors
-        # Handed over, not kept: autograd then takes the memory without a copy. A second backward
-        # pass through this graph recomputes the tiles.
-        foreseen, ctx.foreseen = ctx.foreseen, None
+        hidden, ids, log_partition, entropy, direction = ctx.saved_tensors[:5]
         if grad_logp is None:
             grad_logp = log_partition.new_zeros(len(ids), dtype=ctx.head.dtype)
         needs = list(ctx.needs_input_grad[:3])
         grad_inputs: list[Tensor | None] = [None, None, None]
-        if grad_entropy is None:
-            if direction is not None:
-                grad_inputs[0], needs[0] = (direction * grad_logp[:, None]).to(hidden.dtype), False
-            if foreseen is not None and (scale := foreseen.scale(grad_logp)) is not None:
-                of_weight, of_bias = foreseen.times(scale)
-                grad_inputs[1], needs[1] = of_weight.to(weight.dtype), False
-                if of_bias is not None:
-                    grad_inputs[2], needs[2] = of_bias.to(bias.dtype), False
-        del foreseen
+        if grad_entropy is None and direction is not None:
+            grad_inputs[0], needs[0] = (direction * grad_logp[:, None]).to(hidden.dtype), False
         if any(needs):
             rows = Rows(hidden, ids, log_partition, entropy, grad_logp, grad_entropy)
             with torch.autocast(hidden.device.type, enabled=False):
@@ -240,55 +218,44 @@ class _Score(torch.autograd.Function):
 
 
 def _pass(
-    head: Head, hidden: Tensor, ids: Tensor, plan: Plan, biased: bool
-) -> tuple[Running, Tensor | None, Foreseen | None, Tensor | None]:
+    head: Head, hidden: Tensor, ids: Tensor, plan: Plan
+) -> tuple[Running, Tensor | None, Tensor | None]:
     """One pass over the head's tiles; ``ids`` are columns of the head's own rows.
 
     Returns:
-      Softmax statistics; expected rows of the weight [N, H], if planned; gradients of weight and
-      bias (if ``biased``), if foreseen; collision probabilities [N], if planned.
+      Softmax statistics; expected rows of the weight [N, H], if planned; collision probabilities
+      [N], if planned.
     """
     tokens, rounds = len(hidden), head.compute_dtype != head.dtype
     start = Running.start(hidden.new_empty(tokens, dtype=head.dtype), plan.entropy)
-    running, foreseen = start.of_tokens(rounds and plan.mean), None
+    running = start.of_tokens(rounds and plan.mean)
     squares = torch.zeros_like(start.max) if plan.collision else None  # of e^{z - max}. [N]
     means = hidden.new_zeros(hidden.shape, dtype=head.dtype) if plan.mean else None  # [N, H]
-    if plan.foresee is None:
-        blocks = list(head.blocks(tokens))
-        weights = Tile(head, blocks, head.compute_dtype)
-    else:
-        # Weights over the whole vocabulary: the gradient is computed from them after the last tile.
-        blocks = list(head.chunks(tokens))
-        weights = Chunk(head, blocks, head.compute_dtype)
-        foreseen = Foreseen(head, ids, plan.foresee, biased, weights)
+    blocks = list(head.blocks(tokens))
+    weights = Tile(head, blocks, head.compute_dtype)
     logits = Tile(head, blocks, head.dtype) if rounds else weights
-    shrinks, ones = torch.empty_like(running.max), torch.ones_like(running.max)
+    shrinks = torch.empty_like(running.max)
     for block in blocks:
         operand = head.operand(hidden[block])  # [rows, H]
-        fold_tile, scale = kernel_for(fold, operand), kernel_for(scale_rows, operand)
         part, shrink = running.at(block), shrinks[block]
-        mean, tops = None if means is None else means[block], []
+        mean = None if means is None else means[block]
         for columns in head.columns(len(operand)):
             factor = head.factor(columns)  # [columns, H]
             # [rows, columns]
             z = head.logits(operand, factor, columns, logits.of(len(operand), columns))
-            e = weights.of(len(operand), columns)  # exp(z - max) after `fold_tile`. [rows, columns]
-            fold_tile(z, part, e, shrink, ids[block] - columns.start)
+            e = weights.of(len(operand), columns)  # exp(z - max) after `fold`. [rows, columns]
+            fold(z, part, e, shrink, ids[block] - columns.start)
             if squares is not None:
                 norm = torch.linalg.vector_norm(e, dim=1, dtype=head.dtype)  # [rows]
                 squares[block].mul_(shrink.square()).add_(norm.square_())
             if mean is not None:
                 # Before this tile is added: earlier sums shrink when the maximum grows.
-                scale(mean, shrink, ones[block], mean)
+                scale_rows(mean, shrink)
                 add_product(mean, e, factor)
-            if foreseen is not None:
-                tops.append(part.max.clone())  # as of this tile. [rows]
-        if foreseen is not None:
-            foreseen.add(block, operand, part, part.max - torch.stack(tops))
     if head.shard is not None:
         head.shard.combine(running, means, squares)
     if means is not None:
         means.div_(running.mass[:, None])
     if squares is not None:
         squares.div_(running.sum.square())
-    return running, means, foreseen, squares
+    return running, means, squares

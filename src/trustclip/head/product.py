@@ -18,9 +18,6 @@ TILE_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 25}
 #: Rows and columns of tiles are multiples of these where there are as many: products of other sizes
 #: take 2 % longer on a CPU, and on a GPU rows that start at any byte keep its matrix units idle.
 _EVEN = {"cpu": (16, 64), "cuda": (128, 128)}
-#: Largest number of entries kept of a block of rows over the whole vocabulary: 128 MiB of float32
-#: on a CPU, 1 GiB of bfloat16 on a GPU, whose products want thousands of rows.
-KEPT = {"cpu": 1 << 25, "cuda": 1 << 29}
 
 
 @dataclass(frozen=True)
@@ -125,11 +122,6 @@ class Head:
         return replace(self, shard=shard_of(self.weight, group))
 
     @property
-    def plain(self) -> bool:
-        """Whether logits are linear in hidden states, and all of them here."""
-        return self.cap is None and self.shard is None
-
-    @property
     def tokens(self) -> int:
         """Size of the vocabulary, over all ranks that share it."""
         return self.vocabulary if self.shard is None else self.shard.tokens
@@ -157,7 +149,7 @@ class Head:
         return widen(self.weight.new_empty(0)).dtype
 
     def operand(self, hidden: Tensor) -> Tensor:
-        """Hidden states in the dtype of the products, row by row, as kernels read them.
+        """Hidden states in the dtype of the products, row by row.
 
         Raises:
           ValueError: their width is not that of the weight.
@@ -185,16 +177,6 @@ class Head:
         """The tokens in blocks of rows."""
         for start in range(0, tokens, self.rows):
             yield slice(start, min(start + self.rows, tokens))
-
-    def chunks(self, tokens: int) -> Iterator[slice]:
-        """The tokens in blocks of rows of about one size, of which a `Chunk` has room."""
-        even = _EVEN[self._device][0]
-        most = max(1, min(KEPT[self._device] // self.vocabulary, self.rows))
-        most = most // even * even or most
-        count = max(1, -(-tokens // most))
-        rows = min(most, -(-tokens // count // even) * even)
-        for start in range(0, tokens, max(1, rows)):
-            yield slice(start, min(start + rows, tokens))
 
     def factor(self, columns: slice) -> Tensor:
         """One tile of the weight in the dtype of the products. Shape [columns, H]."""
@@ -259,22 +241,6 @@ class Tile:
         """An uninitialised, contiguous tile. Shape [rows, columns]."""
         width = columns.stop - columns.start
         return self._memory[: rows * width].view(rows, width)
-
-
-class Chunk:
-    """Memory that holds the tiles of a block of rows next to one another, all of the vocabulary."""
-
-    def __init__(self, head: Head, blocks: Iterable[slice], dtype: torch.dtype) -> None:
-        rows = max((block.stop - block.start for block in blocks), default=0)
-        self._memory = head.weight.new_empty(rows * head.vocabulary, dtype=dtype)
-
-    def of(self, rows: int, columns: slice) -> Tensor:
-        """The place of a tile, contiguous. Shape [rows, columns]."""
-        return self._memory[rows * columns.start : rows * columns.stop].view(rows, -1)
-
-    def put(self, place: Tensor, values: Tensor) -> None:
-        """Write single entries, at their places in the memory."""
-        self._memory[place] = values.to(self._memory.dtype)
 
 
 def add_product(out: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1) -> Tensor:

@@ -1,8 +1,6 @@
 r"""Softmax statistics from logits that arrive tile by tile, and the gradient of a tile.
 
-Each function has a Triton kernel in `trustclip.head.kernels` that reads and writes a tile once;
-`trustclip.head.dispatch` chooses. Here are the plain ones: the definition, and the fast path of a
-CPU, where a block of rows small enough for its cache goes through all steps.
+A block of rows that is small enough for a CPU's cache goes through all steps before the next one.
 """
 
 import math
@@ -123,12 +121,9 @@ def exp(x: Tensor, out: Tensor) -> Tensor:
     return torch.mul(x, _LOG2_E, out=out).exp2_()
 
 
-def scale_rows(x: Tensor, factor: Tensor, before: Tensor, out: Tensor) -> None:
-    """Multiply each row by its factor; where it is the one from before, ``out`` is right already.
-
-    ``out`` may be x where ``before`` is 1. Shapes [rows, width] and [rows].
-    """
-    torch.mul(x, factor[:, None], out=out)
+def scale_rows(x: Tensor, factor: Tensor) -> None:
+    """Multiply each row by its factor, in place. Shapes [rows, width] and [rows]."""
+    x.mul_(factor[:, None])
 
 
 def fold_gradient(

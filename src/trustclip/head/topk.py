@@ -5,7 +5,6 @@ from torch import Tensor
 
 from trustclip.constraints.divergences import categorical_kl, with_rest
 from trustclip.constraints.masked import widen
-from trustclip.head.dispatch import kernel_for
 from trustclip.head.exact import Order, check_order
 from trustclip.head.further import GATHERED
 from trustclip.head.product import Head, Tile, as_head
@@ -63,7 +62,7 @@ def _topk(head: Head, operand: Tensor, k: int, memory: tuple[Tile, Tile]) -> tup
     # Both [rows, 0] at first, then [rows, up to K].
     best, ids = operand.new_empty(rows, 0, dtype=head.dtype), operand.new_empty(rows, 0).long()
     running = Running.start(best.new_empty(rows), entropy=False)
-    take, shrink = kernel_for(fold, operand), best.new_empty(rows)
+    shrink = best.new_empty(rows)
     for columns in head.columns(rows):
         z = head.logits(operand, head.factor(columns), columns, memory[0].of(rows, columns))
         top, place = z.topk(min(k, z.shape[1]), dim=1)
@@ -71,7 +70,7 @@ def _topk(head: Head, operand: Tensor, k: int, memory: tuple[Tile, Tile]) -> tup
         best, ids = torch.cat([best, top], dim=1), torch.cat([ids, place + columns.start], dim=1)
         best, place = best.topk(min(k, best.shape[1]), dim=1)
         ids = ids.gather(1, place)
-        take(z, running, memory[1].of(rows, columns), shrink)
+        fold(z, running, memory[1].of(rows, columns), shrink)
     return ids, best.sub_(running.max[:, None]).sub_(running.sum.log()[:, None])
 
 

@@ -104,9 +104,7 @@ def entries(trained: bool, others: bool = True) -> list[Entry]:
         Entry("trustclip + exact KL", "with_exact_kl", trained),
         Entry("trustclip + top-20 KL", "with_topk_kl", trained),
     ]
-    if trained:
-        rows.insert(2, Entry("trustclip, loss known", "with_method", trained))
-    else:  # the policies share the head
+    if not trained:  # the policies share the head
         rows.insert(5, Entry("trustclip + exact KL (Bregman)", "with_bregman_kl", trained))
     if not others:
         return rows

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from trustclip import head
-from trustclip.constraints.batch import TokenBatch
 from trustclip.head.product import Head, Tile, add_product
 
 #: Rows of logits that the naive entropy takes at once, as TRL's does.
@@ -78,10 +77,7 @@ class Problem:
 
     def backward(self, logp: Tensor) -> Tensor:
         """Gradient of the hidden states; that of a trained weight is computed too."""
-        return self.gradient(logp.to(self.coefficients.dtype) @ self.coefficients)
-
-    def gradient(self, loss: Tensor) -> Tensor:
-        """The same of a loss."""
+        loss = logp.to(self.coefficients.dtype) @ self.coefficients
         self.hidden.grad = self.weight.grad = None
         loss.backward()
         grad, self.hidden.grad, self.weight.grad = self.hidden.grad, None, None
@@ -145,24 +141,6 @@ def ours(problem: Problem) -> Callable[[], Tensor]:
         ids, entropy = problem.active, problem.entropy
         logp, _ = head.selected_logprobs(problem.hidden, problem.weight, ids, entropy=entropy)
         return problem.backward(logp)
-
-    return call
-
-
-def with_method(problem: Problem) -> Callable[[], Tensor]:
-    """`trustclip.head.policy_loss`: the method is known while the logits are computed."""
-    weight = problem.weight.detach()
-    old = head.score(problem.hidden.detach(), weight, problem.ids, entropy=False).logp
-    # At a ratio of 1 a token's coefficient is its advantage over the number of tokens.
-    count = len(problem.ids)
-    advantages = -count * problem.coefficients.to(old.dtype)
-    mask = torch.ones(1, count, dtype=torch.bool, device=old.device)
-    batch = TokenBatch(old[None], old[None], advantages[None], mask)
-
-    def call() -> Tensor:
-        hidden, ids, head_weight = problem.hidden[None], problem.ids[None], problem.weight
-        loss = head.policy_loss("clip", hidden, head_weight, ids, batch, entropy=problem.entropy)
-        return problem.gradient(loss.value)
 
     return call
 

@@ -60,8 +60,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
       allow_inert: train although the schedule keeps the ratio at 1, where no constraint acts.
       inert_patience: warn once when the gate has closed on no token for this many updates.
       head: output head that computes log-probabilities: ``"trustclip"`` (see `trustclip.head`),
-        ``"trl"``, or ``"auto"``: trustclip's on a CPU and on GPUs that it was measured to be
-        faster on, TRL's Triton kernels elsewhere.
+        ``"trl"``, or ``"auto"``: trustclip's on a CPU, TRL's Triton kernels on a GPU.
       decoder: implementation of sampling: ``"transformers"``, or ``"auto"``:
         `trustclip.engines.trl.sampling` for the models it supports, with plain sampling, on a CPU;
         see ``docs/fast-paths.md``.

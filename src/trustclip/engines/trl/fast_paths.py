@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from trustclip.constraints.base import Trait, of_own_token
+from trustclip.constraints.base import Trait
 from trustclip.engines import limits
 from trustclip.engines.trl.additions import addition
 from trustclip.engines.trl.config import undecodable
@@ -19,13 +19,11 @@ from trustclip.engines.trl.sampling.llama import unlike_llama
 from trustclip.engines.trl.sampling.plain import not_plain, own_generate, unlike_generate
 from trustclip.engines.trl.sampling.sampler import uncopied
 from trustclip.engines.trl.scoring import hidden, sharing
-from trustclip.engines.trl.scoring.foresight import KNOWN_BEFORE, LOSS_TYPES
 from trustclip.engines.trl.upstream import FUSED_HEAD
-from trustclip.head import measured
 
-#: trustclip's output head, its decoding loop, skipping completions that cannot move the policy,
-#: computing the gradient of a trained head along with its logits, and one pass over each prompt.
-FastPath = Literal["head", "decoder", "skipping", "foresight", "sharing"]
+#: trustclip's output head, its decoding loop, skipping completions that cannot move the policy, and
+#: one pass over each prompt.
+FastPath = Literal["head", "decoder", "skipping", "sharing"]
 
 #: Precision of the decoder by that of the trainer's passes; None for that of the weights.
 DTYPES = {"no": None, "bf16": torch.bfloat16}
@@ -151,10 +149,9 @@ def _head(trainer: Any) -> Iterator[str]:
     yield from _additions(trainer)  # before a pass, which hooks would see
     if reason := hidden.unusual(model):
         yield reason
-    trained = head.weight.requires_grad
     requested = trainer.args.head == "trustclip" or trainer.args.kept_candidates()
-    if not requested and not measured.serves(trainer.accelerator.device, trained):
-        yield "TRL's Triton kernels serve this device, and nothing faster was measured on it"
+    if not requested and trainer.accelerator.device.type != "cpu":
+        yield "TRL's Triton kernels serve this device"
 
 
 def _additions(trainer: Any) -> Iterator[str]:
@@ -215,31 +212,6 @@ def _skipping(trainer: Any) -> Iterator[str]:
         yield f"the threshold of {method.name!r} adapts to metrics over all tokens"
 
 
-def _foresight(trainer: Any) -> Iterator[str]:
-    method, args = trainer.method, trainer.args
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    if trainer._request is None:
-        yield "TRL's output head is used"
-    if hidden.logit_changes(model)[1] is not None:
-        yield "its logits are soft-capped"
-    if not hidden.head(model).weight.requires_grad:
-        yield "the output head is frozen, and its backward pass needs no product anyway"
-    if not of_own_token(method):
-        yield f"the coefficient of a token depends on other tokens in {method.name!r}"
-    if measured := [name for name in method.requires if name not in KNOWN_BEFORE]:
-        yield f"{method.name!r} needs `{measured[0]}`, which is measured after the pass"
-    if trainer.loss_type not in LOSS_TYPES:
-        yield f"loss_type={trainer.loss_type!r} weighs tokens by their log-probabilities"
-    if trainer.args.replay:
-        yield "log-probabilities are over the kept tokens"
-    if trainer.beta:
-        yield "the KL penalty has a gradient of its own"
-    if trainer._entropy_bonus_enabled:
-        yield "the entropy bonus has a gradient of its own"
-    if trainer.top_entropy_quantile < 1 or args.off_policy_mask_threshold is not None:
-        yield "the loss leaves out tokens by what the pass finds"
-
-
 def _sharing(trainer: Any) -> Iterator[str]:
     yield from _head(trainer)
     model = trainer.accelerator.unwrap_model(trainer.model)
@@ -257,6 +229,5 @@ _REASONS: dict[FastPath, Callable[[Any], Iterator[str]]] = {
     "head": _head,
     "decoder": _decoder,
     "skipping": _skipping,
-    "foresight": _foresight,
     "sharing": _sharing,
 }

@@ -1,14 +1,15 @@
 """Whether TRL's loss has the method's gradient: looked at once, on an untested release."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trustclip.constraints.masked import zero_masked
 from trustclip.engines.trl import upstream
 from trustclip.engines.trl.inputs import token_mask
 from trustclip.engines.trl.phases import Training
-from trustclip.engines.trl.scoring.foresight import weights
 
 #: Largest difference of a token's gradient, relative to itself and to the largest, by rounding.
 _WITHIN = 1e-3
@@ -31,7 +32,7 @@ def verified(trainer: Any, phase: Training, loss: Tensor) -> bool:
     mask = token_mask(phase.inputs)
     corrected = trainer.use_vllm and trainer.vllm_importance_sampling_correction
     # Up to one positive factor. Both [batch, time].
-    want = weights(phase.inputs, mask, trainer.loss_type, corrected) * phase.coefficient
+    want = _weights(phase.inputs, mask, trainer.loss_type, corrected) * phase.coefficient
     if not want.any():
         return False
     got = torch.zeros_like(want)
@@ -59,3 +60,14 @@ def verified(trainer: Any, phase: Training, loss: Tensor) -> bool:
         f"trl {upstream.RELEASE} does not train by the method: {reason}. This release was not "
         f"tested with trustclip; install one that was: {', '.join(upstream.TESTED)}."
     )
+
+
+def _weights(inputs: Mapping[str, Any], mask: Tensor, loss_type: str, corrected: bool) -> Tensor:
+    """Minus the weight of each token in TRL's loss [batch, time], up to a factor that all share.
+
+    ``corrected``: TRL multiplies by its correction for vLLM.
+    """
+    shares = -mask.float()
+    if loss_type == "grpo":
+        shares = shares / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return zero_masked(shares * inputs["importance_sampling_ratio"], mask) if corrected else shares

@@ -17,7 +17,7 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,7 @@ from trustclip.engines.trl.sampling.agreement import disagreement
 from trustclip.engines.trl.sampling.generate import stoppable
 from trustclip.engines.trl.sampling.sampler import Copies
 from trustclip.engines.trl.sampling.server import Following
-from trustclip.engines.trl.scoring import average, candidates, foresight, hidden, sharing, skipping
+from trustclip.engines.trl.scoring import average, candidates, hidden, sharing, skipping
 from trustclip.engines.trl.scoring.exact_kl import KLWatch
 from trustclip.engines.trl.scoring.forward import Request, use_head
 from trustclip.engines.trl.upstream import (
@@ -415,11 +415,9 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             with self._average.in_place():
                 anchor, *_ = self._score(None, model, input_ids, mask, *args, **kw)
         policy = "new" if self._watch.wants(inputs) and not on_policy else None
-        foresees = self._mode == "train" and self._request is not None and self._takes("foresight")
-        announced = foresight.announce(self, inputs, rows, on_policy) if foresees else nullcontext()
         ids = inputs.get(candidates.CANDIDATES[0])
         ids = None if ids is None else select(ids)
-        with announced, candidates.querying(self._request, ids) as query:
+        with candidates.querying(self._request, ids) as query:
             logps, entropies, aux, new = self._score(policy, model, input_ids, mask, *args, **kw)
         further, collision = (None, None) if query is None else query.of_completions
         if self.args.replay and further is not None:

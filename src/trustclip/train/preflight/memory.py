@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from trustclip.constraints.candidates import DEFAULT
 from trustclip.head.exact import CHUNK_LOGITS
-from trustclip.head.product import KEPT, TILE_LOGITS
+from trustclip.head.product import TILE_LOGITS
 from trustclip.train.settings.stages import Dtype, RLStage, SFTStage, Training
 
 #: Tile of logits that TRL's output head works on: tokens and vocabulary entries.
@@ -188,10 +188,8 @@ def _head(text: Any, settings: RLStage, sizes: Footprint, prompt: int, device: s
     if _own_head(settings, device):
         logits = tokens * text.vocab_size
         tile = min(TILE_LOGITS[device], logits)
-        # A trained head may keep the weights of a block of tokens over the whole vocabulary.
-        kept = min(KEPT[device], logits) if sizes.head else 0
         # On a GPU weights in half precision are alive with a tile of logits; on a CPU they are it.
-        tiles = 4 * tile + 2 * max(tile, kept) if device == "cuda" else 4 * max(tile, kept)
+        tiles = 4 * tile + 2 * tile if device == "cuda" else 4 * tile
     else:
         tokens += settings.per_device_train_batch_size * prompt
         rows, columns = min(tokens, TILE[0]), min(text.vocab_size, TILE[1])

@@ -1,7 +1,8 @@
 """What a stage consists of: cases, each of which is run, recorded and resumed by itself."""
 
+import contextlib
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -95,6 +96,17 @@ class Stage:
     tables: Callable[[Sequence[Row]], list[Table]]
     needs: tuple[str, ...] = ()
     timed: bool = False
+
+
+@contextlib.contextmanager
+def kernels_in_head() -> Iterator[None]:
+    """The Triton kernels in place of the head's plain functions, for the block."""
+    try:
+        from trustclip_lab.bench.gpu import kernels
+    except ModuleNotFoundError as error:
+        raise CannotRun(f"{error.name} is not installed here") from error
+    with kernels.in_head():
+        yield
 
 
 def stage(name: str) -> Stage:

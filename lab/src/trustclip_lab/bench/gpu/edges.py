@@ -53,37 +53,6 @@ def same_bits(place: Place) -> dict[str, Any]:
     return _as_errors(dict(zip(names, equal, strict=True)))
 
 
-def fused_policy_loss(place: Place) -> dict[str, Any]:
-    """`head.policy_loss`, whose gradients are made with the logits, against the plain way."""
-    sizes = (9, 8, 700) if place.tiny else (4096, 1024, 40_009)
-    hidden, weight, ids = _problem(place, *sizes)
-    g = torch.Generator(place.device).manual_seed(3)
-    old = head.score(hidden, weight, ids).logp + 0.2 * torch.randn(
-        len(ids), generator=g, device=place.device
-    )
-    advantages = torch.randn(len(ids), generator=g, device=place.device)
-    batch = tc.TokenBatch(*(x[None] for x in (old, old, advantages, ids >= 0)))
-    errors = {}
-    for trained in (False, True):
-        grads = []
-        for fused in (True, False):
-            h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_(trained)
-            if fused:
-                apart = h.T.contiguous().T  # rows that do not lie one after the other
-                loss = head.policy_loss("atr", apart[None], w, ids[None], batch)
-            else:
-                logp = head.selected_logprobs(h, w, ids)[0][None]
-                loss = tc.policy_loss("atr", dataclasses.replace(batch, logp=logp))
-            loss.value.backward()
-            grads.append([loss.value.detach(), h.grad, *([w.grad] if trained else [])])
-        names = ("loss", "gradient of h", "gradient of W")
-        for name, a, b in zip(names, *grads, strict=False):
-            gap = (a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1e-12)
-            key = f"{name}, {'trained' if trained else 'frozen'}"
-            errors[key] = {"error": float(gap), "allowed": 2e-2 if place.cuda else 1e-5}
-    return {"errors": errors, "passes": all(f["error"] <= f["allowed"] for f in errors.values())}
-
-
 def two_streams(place: Place) -> dict[str, Any]:
     """Two problems at once on two streams: the bits of one after the other."""
     place.needs_cuda("a second stream")
@@ -127,8 +96,8 @@ def large_tile(place: Place) -> dict[str, Any]:
     free = torch.cuda.mem_get_info()[0]
     if free < 24 * _GIB:
         raise CannotRun(f"a tile of 2^31 logits needs 24 GiB, and {free / _GIB:.0f} are free")
-    from trustclip.head import kernels
     from trustclip.head.softmax import Running
+    from trustclip_lab.bench.gpu import kernels
 
     rows, width = 16_400, 131_072
     g = torch.Generator(place.device).manual_seed(2)
@@ -198,7 +167,8 @@ def sanitizer(place: Place) -> dict[str, Any]:
     code = (
         "from pathlib import Path; from trustclip_lab.bench.gpu.cases import Place;"
         "from trustclip_lab.bench.gpu.edges import same_bits;"
-        "print(same_bits(Place('cuda', True, Path('.'))))"
+        "from trustclip_lab.bench.gpu.kernels import in_head;"
+        "in_head().__enter__(); print(same_bits(Place('cuda', True, Path('.'))))"
     )
     run = subprocess.run(
         [tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-c", code],
@@ -221,7 +191,6 @@ Edge = tuple[str, Callable[[Place], dict[str, Any]], float]
 #: Name, what runs it, expected seconds.
 EDGES: tuple[Edge, ...] = (
     ("the same bits twice", same_bits, 10.0),
-    ("a method's loss, foreseen", fused_policy_loss, 10.0),
     ("two streams", two_streams, 10.0),
     ("more than 2^31 logits", many_logits, 20.0),
     ("a tile of more than 2^31 logits", large_tile, 20.0),

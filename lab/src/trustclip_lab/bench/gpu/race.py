@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trustclip_lab.bench import peers, variants
-from trustclip_lab.bench.gpu.cases import Case, Place, Row, Stage
+from trustclip_lab.bench.gpu.cases import Case, Place, Row, Stage, kernels_in_head
 from trustclip_lab.bench.heads import MODELS
 from trustclip_lab.bench.measure import device_peak, in_turn
 from trustclip_lab.bench.table import Table
@@ -35,6 +35,7 @@ class Entrant:
       entropy: whether entropies are computed as well.
       zeros: share of rows whose coefficient is 0.
       compared: whether its gradient is that of the problem.
+      kernels: whether the head runs through the Triton kernels; on a GPU only.
     """
 
     label: str
@@ -45,6 +46,7 @@ class Entrant:
     entropy: bool = True
     zeros: float = 0.0
     compared: bool = True
+    kernels: bool = False
 
     def products(self, trained: bool) -> float | None:
         """Its own number of products."""
@@ -56,7 +58,7 @@ ENTRANTS = (
     Entrant("bare products, whole", "whole_products", 2, 3, compared=False),
     Entrant("bare products, in our tiles", "products", 2, 3, compared=False),
     Entrant("trustclip", "ours", 2, 4),
-    Entrant("trustclip, method given", "with_method", 2, 3),
+    Entrant("trustclip, Triton kernels", "ours", 2, 4, kernels=True),
     Entrant("trustclip, no entropy", "ours", 2, 4, entropy=False),
     Entrant("trustclip + exact KL (Bregman)", "with_bregman_kl", 2, None),
     Entrant("trustclip + exact KL", "with_exact_kl", 4, 6),
@@ -127,7 +129,16 @@ def _prepare(entrant: Entrant, problem: Problem, place: Place) -> Callable[[], T
     if entrant.function == "compiled" and place.tiny:
         raise RuntimeError("not compiled at tiny shapes")
     module = variants if hasattr(variants, entrant.function) else peers
-    return getattr(module, entrant.function)(problem.with_options(entrant.entropy, entrant.zeros))
+    call = getattr(module, entrant.function)(problem.with_options(entrant.entropy, entrant.zeros))
+    if not entrant.kernels:
+        return call
+    place.needs_cuda("a Triton kernel")
+
+    def through_kernels() -> Tensor:
+        with kernels_in_head():
+            return call()
+
+    return through_kernels
 
 
 @torch.no_grad()

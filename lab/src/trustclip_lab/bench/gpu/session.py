@@ -22,7 +22,7 @@ from trustclip.support.jsonl import append_jsonl, read_jsonl, read_mapping, writ
 from trustclip.support.names import unknown
 from trustclip.support.text import markdown_table
 from trustclip_lab.bench.counts import check_counts
-from trustclip_lab.bench.gpu import STAGES, record
+from trustclip_lab.bench.gpu import STAGES
 from trustclip_lab.bench.gpu.cases import CannotRun, Case, Place, Row, Stage, stage
 from trustclip_lab.bench.table import Table, machine
 
@@ -82,7 +82,6 @@ def run(options: GpuOptions) -> list[Table]:
         for name, one in stages.items():
             left = end - time.monotonic()
             run_stage(name, one, place, left if whole else min(left, 60 * one.minutes))
-            record.write_entry(place.folder, box, rows_of(place.folder))
             write_text(place.folder / "README.md", page(box, stages, place))
     return [table for name, one in stages.items() for table in one.tables(done(name, place))]
 
@@ -226,8 +225,6 @@ def page(box: dict[str, Any], stages: dict[str, Stage], place: Place) -> str:
         parts.append(f"Not there: {', '.join(absent)}.")
     for name, one in stages.items():
         parts += [f"## {one.title}", *_section(name, one, place)]
-        if name == "head":
-            parts.append(record.words(box, rows_of(place.folder)))
     return "\n\n".join(parts) + "\n"
 
 

@@ -14,8 +14,6 @@ from functools import partial
 from typing import Any
 
 from trustclip.train.configs import lora_config
-from trustclip.train.preflight.memory import estimate
-from trustclip.train.settings.stages import RLStage
 from trustclip_lab.bench.gpu.cases import Case, Place, Row, Stage
 from trustclip_lab.bench.gpu.models import random_model
 from trustclip_lab.bench.table import Table
@@ -41,7 +39,7 @@ def _sizes(place: Place) -> dict[str, int]:
 
 
 def update(model: str, lora: bool, label: str, place: Place) -> dict[str, Any]:
-    """Seconds by part of an update, and peak memory next to the estimate.
+    """Seconds by part of an update, and peak memory.
 
     Args:
       model: of `trustclip_lab.bench.gpu.models.SHAPES`.
@@ -61,34 +59,13 @@ def update(model: str, lora: bool, label: str, place: Place) -> dict[str, Any]:
         with contextlib.redirect_stdout(io.StringIO()):
             trainer.train()
         peak = torch.cuda.max_memory_reserved() / 2**20 if place.cuda else None
-        config = trainer.accelerator.unwrap_model(trainer.model).config
         seconds = clock.means(first=_UPDATES // 2)
     del trainer
     gc.collect()
     if place.cuda:
         torch.cuda.empty_cache()
-    stage = _as_recipe(TRAINERS[label] or {"head": "trl"}, lora, sizes, place)
-    expected = estimate(config, stage, sizes["prompt"], place.device).peak / 2**20
     tokens = sizes["batch"] * sizes["accumulation"] * (sizes["prompt"] + sizes["completion"])
-    return {"seconds": seconds, "mib": peak, "estimated_mib": expected, "tokens": tokens}
-
-
-def _as_recipe(
-    settings: dict[str, Any], lora: bool, sizes: dict[str, int], place: Place
-) -> RLStage:
-    """The same training as a recipe states it, for the estimate."""
-    settings = dict(settings)
-    return RLStage(
-        dataset="arithmetic",
-        method=settings.pop("method", "clip"),
-        per_device_train_batch_size=sizes["batch"],
-        gradient_accumulation_steps=sizes["accumulation"],
-        max_completion_length=sizes["completion"],
-        lora_r=32 if lora else 0,
-        use_vllm=True,  # completions come from elsewhere
-        gradient_checkpointing=place.cuda,
-        trl=settings,
-    )
+    return {"seconds": seconds, "mib": peak, "tokens": tokens}
 
 
 def _trainer(
@@ -243,30 +220,21 @@ def cases(place: Place) -> Sequence[Case]:
 
 def tables(rows: Sequence[Row]) -> list[Table]:
     """One table: a line per case."""
-    columns = (
-        "case",
-        "s per update",
-        *_PARTS,
-        "tokens/s",
-        "peak MiB",
-        "estimated MiB",
-        "peak / estimate",
-    )
+    columns = ("case", "s per update", *_PARTS, "tokens/s", "peak MiB")
     lines: list[tuple[Any, ...]] = []
     for row in rows:
         v: Any = row.values
-        seconds, peak = v["seconds"], v["mib"]
+        seconds = v["seconds"]
         lines.append(
             (
                 row.key, seconds["update"], *(seconds[part] for part in _PARTS),
-                v["tokens"] / seconds["update"], peak, v["estimated_mib"],
-                None if peak is None else peak / v["estimated_mib"],
+                v["tokens"] / seconds["update"], v["mib"],
             )
         )  # fmt: skip
     notes = [
         "Completions are given, so nothing is sampled; half of the groups have equal rewards. "
         "Mean of the last two of four updates, two on each generation; the scores of a "
-        "generation count in the updates they are made in. Estimate: that of `--dry-run`."
+        "generation count in the updates they are made in."
     ]
     return [Table("An update", columns, lines, notes)] if lines else []
 

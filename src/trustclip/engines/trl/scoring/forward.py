@@ -14,7 +14,6 @@ from trustclip.engines.trl.scoring import sharing
 from trustclip.engines.trl.scoring.candidates import Query
 from trustclip.engines.trl.scoring.hidden import language_model, logit_changes
 from trustclip.head import Head, Scores
-from trustclip.head.foreseen import Foresee
 from trustclip.head.further import further_logps
 from trustclip.head.logprobs import Plan, scored
 
@@ -44,15 +43,12 @@ class Request:
     entropy: bool = False
     mean: bool = False  # `trustclip.head.Scores.mean`, also where no gradient needs it
     scores: list[Scores] | None = None  # collects those of each pass. [batch, time - 1, ...]
-    #: Coefficients of a pass over a number of completions and positions, if known before it.
-    foresee: Callable[[tuple[int, int]], Foresee | None] | None = None
     shares: bool = False  # each prompt of a batch passes the model once
     further: Query | None = None  # further tokens whose log-probabilities are requested
 
-    def plan(self, shape: tuple[int, int]) -> Plan:
-        """What the head computes in a pass over labels of a shape."""
-        foresee = None if self.foresee is None else self.foresee(shape)
-        return Plan(self.entropy, self.mean, foresee, collision=self.further is not None)
+    def plan(self) -> Plan:
+        """What the head computes in a pass."""
+        return Plan(self.entropy, self.mean, collision=self.further is not None)
 
 
 def use_head(model: nn.Module, temperature: float) -> Request:
@@ -96,7 +92,7 @@ def use_head(model: nn.Module, temperature: float) -> Request:
         flat = score(
             states.to(labels.device).flatten(0, 1),  # [batch * (time - 1), H]
             labels=labels.flatten(),
-            plan=request.plan(labels.shape),
+            plan=request.plan(),
             further=None if query is None else query.of_pass(*labels.shape),
         )
         *flat, more = (None if x is None else x.unflatten(0, labels.shape) for x in flat)

@@ -1,6 +1,6 @@
 """Compile every Triton kernel as the head launches it, for GPUs that are not there.
 
-For `test_head_kernels.py`, in a process of its own: ``compiled_kernels.py 80 90`` prints a line of
+For `test_gpu_kernels.py`, in a process of its own: ``compiled_kernels.py 80 90`` prints a line of
 JSON with the registers and spills of each kernel, by name and compute capability.
 """
 
@@ -20,7 +20,7 @@ from triton.backends.driver import DriverBase
 from triton.runtime import driver
 
 from trustclip import head
-from trustclip.head import kernels
+from trustclip_lab.bench.gpu import kernels
 
 
 class Absent(DriverBase):
@@ -87,7 +87,7 @@ def main(capabilities: list[str]) -> None:
                 hidden = torch.randn(3, 8, generator=g).to(dtype).requires_grad_()
                 weight = torch.randn(5000, 8, generator=g).to(dtype).requires_grad_(trained)
                 for of_entropy in (True, False):
-                    with OnCuda():
+                    with OnCuda(), kernels.in_head():
                         logp, entropy = head.selected_logprobs(hidden, weight, ids)
                         assert entropy is not None
                         (logp.sum() + (entropy.sum() if of_entropy else 0)).backward()

@@ -1,22 +1,27 @@
-"""The Triton kernels against the plain functions: in Triton's interpreter, or on a GPU."""
+"""The Triton kernels: against the plain functions, and compiled for GPUs that are not there."""
 
-import contextlib
+import json
 import os
 import subprocess
 import sys
-import types
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
 from patience import NEVER
 
+ROOT = Path(__file__).parents[2]
+
 pytest.importorskip("triton", reason="Triton is not installed")
+
+#: Compute capabilities: A100, H100 and H200, B200.
+CAPABILITIES = ("80", "90", "100")
 
 CHECK = """
 import torch
-from trustclip.head import kernels, softmax
+from trustclip.head import softmax
 from trustclip.head.softmax import Running
+from trustclip_lab.bench.gpu import kernels
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 g = torch.Generator().manual_seed(0)
@@ -65,16 +70,12 @@ for dtype in (torch.float64, torch.float32):
             softmax.fold_gradient(want, *rows[:3], grad_entropy, local, own)
             near(got, want, dtype)
 
-    x, factor, before = random(5, 4097, dtype=dtype), random(5, dtype=dtype), torch.ones(5)
+    x, factor = random(5, 4097, dtype=dtype), random(5, dtype=dtype)
     factor[2] = 1
-    for out in (x.clone(), torch.empty_like(x)):
-        of = out if torch.equal(out, x) else x
-        old = before.to(factor) if of is out else torch.full_like(factor, torch.nan)
-        kernels.scale_rows(of, factor, old, out)
-        near(out, x * factor[:, None], dtype)
-    kept = x.clone()
-    kernels.scale_rows(x, factor, factor, kept)
-    assert torch.equal(kept, x)  # a factor that has not changed
+    got, want = x.clone(), x.clone()
+    kernels.scale_rows(got, factor)
+    softmax.scale_rows(want, factor)
+    near(got, want, dtype)
 
 # Weights in half precision, the factors of the product that follows.
 e = torch.empty(5, 700, dtype=torch.bfloat16, device=device)
@@ -90,7 +91,7 @@ print("equal on", device)
 """
 
 
-def test_kernels_equal_the_plain_functions():
+def test_kernels_equal_the_plain_functions() -> None:
     # In a process of its own: Triton decides on import whether it interprets.
     interpret = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
     done = subprocess.run(
@@ -104,72 +105,17 @@ def test_kernels_equal_the_plain_functions():
     assert "equal on" in done.stdout
 
 
-def test_every_twin_exists():
-    from trustclip.head import kernels, softmax
-
-    for function in (softmax.fold, softmax.fold_gradient, softmax.scale_rows):
-        assert callable(getattr(kernels, function.__name__))
-
-
-def test_the_head_through_the_kernels_equals_the_head_without():
-    """The whole path on tensors of a CPU, with the kernels put in by hand."""
-    code = """
-import torch
-from trustclip.head import foreseen, gradient, kernels, logprobs, selected_logprobs
-from trustclip.head.logprobs import Plan, scored
-from trustclip.head.product import Head
-g = torch.Generator().manual_seed(0)
-hidden, weight = torch.randn(9, 6, generator=g), torch.randn(700, 6, generator=g)
-ids = torch.randint(0, 700, (9,), generator=g)
-every = ids.clone()
-ids[4] = -100
-def run(trained, foresee=None):
-    h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_(trained)
-    given = h.T.contiguous().T if foresee else h  # rows that do not lie one after the other
-    found = scored(Head(w, None, 1.0), given, every if foresee else ids, Plan(foresee=foresee))
-    (found.logp.sum() + (0.1 * found.entropy.sum() if trained and not foresee else 0)).backward()
-    return [found.logp, found.entropy, h.grad] + ([w.grad] if trained else [])
-cases = [(False,), (True,), (True, lambda rows, *_: torch.ones(len(rows)))]
-plain = [run(*case) for case in cases]
-calls = []
-def use(function, tensor):
-    calls.append(function.__name__)
-    return getattr(kernels, function.__name__)
-logprobs.kernel_for = gradient.kernel_for = foreseen.kernel_for = use
-for case, want in zip(cases, plain, strict=True):
-    for a, b in zip(run(*case), want, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-assert {*calls} == {"fold", "scale_rows", "fold_gradient"}
-"""
-    if torch.cuda.is_available():
-        pytest.skip("on a GPU the head takes the kernels by itself")
+def test_every_kernel_compiles_for_every_generation_without_spilling(tmp_path: Path) -> None:
+    path = os.pathsep.join(str(ROOT / at) for at in ("src", "lab/src", "tests/support"))
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
+        [sys.executable, str(Path(__file__).with_name("compiled_kernels.py")), *CAPABILITIES],
+        env=os.environ | {"PYTHONPATH": path, "TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=NEVER,
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_a_kernel_is_launched_on_the_device_of_its_memory(monkeypatch):
-    """Which need not be the current one, where a process sees several GPUs."""
-    from trustclip.head import dispatch, softmax
-
-    current, launched = ["cuda:0"], []
-
-    @contextlib.contextmanager
-    def device_of(tensor):
-        current.append(tensor.where)
-        yield
-        current.pop()
-
-    kernels = types.SimpleNamespace(fold=lambda *given: launched.append((current[-1], given)))
-    monkeypatch.setattr(dispatch, "_kernels", lambda: kernels)
-    monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    there: Any = types.SimpleNamespace(is_cuda=True, where="cuda:1")
-    dispatch.kernel_for(softmax.fold, there)(1, 2)
-    assert launched == [("cuda:1", (1, 2))] and current == ["cuda:0"]
-    here: Any = types.SimpleNamespace(is_cuda=False)
-    assert dispatch.kernel_for(softmax.fold, here) is softmax.fold
+    found = json.loads(done.stdout.splitlines()[-1])
+    expected = {f"{name} sm_{cap}" for name in found["kernels"] for cap in CAPABILITIES}
+    assert expected and expected == found["compiled"].keys(), "a kernel the head does not launch"
+    for name, used in found["compiled"].items():
+        assert used["registers"] <= 255 and used["local"] == used["stack"] == 0, (name, used)

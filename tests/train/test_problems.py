@@ -18,8 +18,6 @@ from trustclip.train.runs.card import write_card
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.settings.stages import Recipe, RecipeEval, RLSettings, RLStage, SFTStage
 
-ORCHARD = "An orchard has 14 rows of apple trees and every row holds {} trees of 57 kilograms. "
-
 
 def tiny_rl() -> RLSettings:
     return build(RLSettings, preset("rl", "tiny"), Source())
@@ -27,7 +25,7 @@ def tiny_rl() -> RLSettings:
 
 def written(path: Path, texts: list[str]) -> str:
     rows = [
-        {"id": f"{path.stem}{k}", "problem": text, "answer": str(k), "solution": "so"}
+        {"id": f"{path.stem}{k}", "problem": text, "answer": "4", "solution": "so"}
         for k, text in enumerate(texts)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -51,20 +49,58 @@ def data_of(made: Recipe):
     return recipe_problems(made, RunDirectory(made.output_dir, "run", made))
 
 
-def test_test_problems_are_left_out_by_default_reworded_or_not_and_reported(tmp_path):
-    text = ORCHARD.replace("{}", "23")
-    train = [text + "Find the mass.", "What is $2+2$?", "What is $2-2$?", "What is $7+8$?"]
-    test = [text + "How heavy is the harvest?", "What is  \\(2 + 2\\)?", "What is $9+9$?"]
-    made = recipe(tmp_path, train, test)
+WORDS = [
+    "tiger",
+    "coffee",
+    "orange",
+    "yellow",
+    "planet",
+    "winter",
+    "summer",
+    "garden",
+    "window",
+    "bottle",
+    "candle",
+    "pepper",
+]
+FORMS = (
+    "How many vowels are in the word '{}'?",
+    "How many letters stand before the letter e in the word '{}'?",
+    "How many letters has the word '{}'?",
+    "Spell '{}' backwards: which number has its first vowel?",
+    "Write the word '{}' twice: how many consonants are there?",
+)
+
+
+def test_of_a_templated_set_only_copies_are_left_out_and_near_problems_are_listed(tmp_path):
+    texts = [form.format(word) for form in FORMS for word in WORDS]
+    assert len(texts) == 60
+    tests = [texts[k].replace(" word", "\n word") for k in (0, 24, 59)]  # three copies
+    tests += [form.format("silver") for form in FORMS[:2]]  # with the answer of all others
+    made = recipe(tmp_path, texts, tests)
     data = data_of(made)
-    assert [problem.id for problem in data.training] == ["train2", "train3"]
-    found = {"excluded": True, "problems": 2, "tests": {"held": ["held0", "held1"]}}
-    assert data.overlap == {"rl": found}
-    (said,) = overlap_text(data.overlap)
-    assert said.startswith("rl: 2 training problems left out: they are test problems (2 of held)")
+    left_out = {f"train{k}" for k in range(60)} - {problem.id for problem in data.training}
+    assert left_out == {"train0", "train24", "train59"}
+    overlap = data.overlap["rl"]
+    assert overlap["problems"] == 3 and overlap["tests"] == {"held": ["held0", "held1", "held2"]}
+    near = overlap["near"]
+    assert near["problems"] >= 20 and near["pairs"][0]["test_id"].startswith("held")
+    copies, likes = overlap_text(data.overlap)
+    assert copies == (
+        "rl: 3 training problems that are also test problems (3 of held) are left out."
+    )
+    assert f"{near['problems']} training problems are like a test problem" in likes
+    assert "`exclude: tests,near` leaves them out" in likes
     run = RunDirectory.resumed(made.output_dir, "run", made)
     run.summarize({"overlap": data.overlap})
-    assert "reworded, were left out (2)" in write_card(run.path).read_text()
+    card = write_card(run.path).read_text()
+    assert "3 training problems that are also test problems were left out" in card
+    assert f"{near['problems']} more are like a test problem" in card
+    strict = data_of(
+        replace(made, rl=replace(made.rl, exclude="tests,near"), output_dir=tmp_path / "strict")
+    )
+    assert len(strict.training) == 57 - near["problems"]
+    assert strict.overlap["rl"]["near"]["problems"] == 0
 
 
 def test_none_trains_on_them_and_says_so(tmp_path):
@@ -73,7 +109,7 @@ def test_none_trains_on_them_and_says_so(tmp_path):
     data = data_of(made)
     assert len(data.training) == 2 and not data.overlap["rl"]["excluded"]
     (said,) = overlap_text(data.overlap)
-    assert "1 training problems are test problems (1 of held), and `exclude: none`" in said
+    assert said.startswith("rl: 1 training problems that are also test problems (1 of held) are tr")
     run = RunDirectory.resumed(made.output_dir, "run", made)
     run.summarize({"overlap": data.overlap})
     assert "no measure of what it learned" in write_card(run.path).read_text()
@@ -110,7 +146,7 @@ def test_further_test_sets_are_named(tmp_path):
 def test_equal_texts_with_another_sign_are_no_overlap(tmp_path):
     data = data_of(recipe(tmp_path, ["What is 3 + 1 - 2?"], ["What is 3 - 1 + 2?"]))
     assert len(data.training) == 1
-    assert data.overlap == {"rl": {"excluded": True, "problems": 0, "tests": {}}}
+    assert data.overlap["rl"]["problems"] == 0
 
 
 def test_generated_problems_are_disjoint_without_a_check():

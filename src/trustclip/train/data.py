@@ -4,14 +4,13 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from trustclip.support.terminal import announce, warn
-from trustclip.train.problems.alike import Tokens, tokenize
 from trustclip.train.problems.arithmetic import Arithmetic
 from trustclip.train.problems.decontaminate import decontaminate
 from trustclip.train.problems.files import stem_of
@@ -22,6 +21,7 @@ from trustclip.train.problems.sources import RowSelection, load_problems, load_t
 from trustclip.train.problems.verify.chosen import check_columns
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.settings.stages import (
+    NEAR,
     NOTHING,
     OWN_TESTS,
     EvalStage,
@@ -36,6 +36,8 @@ from trustclip.train.settings.stages import (
 MANY = 1024
 #: The same for fine-tuning on a mixture of terse and worked solutions.
 PRIMER_SIZE = 2560
+#: Most pairs of near problems that a run's record lists.
+LISTED = 100
 
 
 @dataclass(frozen=True)
@@ -91,24 +93,25 @@ def further_tests(
     """
     if settings.exclude == NOTHING:
         return {}
-    names = [name for part in settings.exclude.split(",") if (name := part.strip())]
     return {
         name: load_task(name, folder, quarantine=run and run.quarantine)
-        for name in names
-        if name != OWN_TESTS and name not in GENERATED
+        for name in _names(settings.exclude)
+        if name not in (OWN_TESTS, NEAR, *GENERATED)
     }
 
 
 def exclude_tests(
     problems: Sequence[Problem], tests: Mapping[str, Sequence[Problem]], settings: Training
 ) -> tuple[list[Problem], dict[str, Any]]:
-    """Training problems without the test problems among them, verbatim or reworded.
+    """Training problems without the copies of test problems among them.
 
-    All are kept where `exclude` is "none".
+    Near problems are left out as well where `exclude` says "near", and all are kept where it is
+    "none"; see `trustclip.train.problems.decontaminate.decontaminate`.
 
     Returns:
-      The problems to train on, and the overlap: ``excluded``, the number of training
-      ``problems``, and the ids of the ``tests`` among them, by task.
+      The problems to train on, and the overlap: ``excluded``, the number of training ``problems``
+      that are (or would be) left out, the ids of the ``tests`` that they are like, by task, and the
+      number of ``near`` ones that are trained on, with the likest of them as ``pairs``.
 
     Example:
       >>> from trustclip.train.settings.stages import RLStage
@@ -116,24 +119,19 @@ def exclude_tests(
       >>> train = [Problem("a", text, "16"), Problem("b", "What is $2^5$?", "32")]
       >>> settings = RLStage(dataset="a.csv")
       >>> rest, overlap = exclude_tests(train, {"bags": [Problem("x", text, "16")]}, settings)
-      >>> [problem.id for problem in rest], overlap
-      (['b'], {'excluded': True, 'problems': 1, 'tests': {'bags': ['x']}})
+      >>> [problem.id for problem in rest], overlap["problems"], overlap["tests"]
+      (['b'], 1, {'bags': ['x']})
     """
     generated = settings.dataset in (*GENERATED, PRIMER)
     # Generated ones are disjoint by construction, and too similar to search for copies.
     test_sets = {task: one for task, one in tests.items() if not (generated and task in GENERATED)}
-    reports = {task: decontaminate(problems, test_set) for task, test_set in test_sets.items()}
-    train_ids = set().union(*(report.train_ids for report in reports.values()))
-    hits = {task: set(report.contaminated) for task, report in reports.items()}
-    equal: dict[Tokens, list[tuple[str, str]]] = {}
-    for task, test_set in test_sets.items():
-        for problem in test_set:
-            equal.setdefault(tokenize(problem.problem), []).append((task, problem.id))
-    for problem in problems:
-        if copies := equal.get(tokenize(problem.problem)):
-            train_ids.add(problem.id)
-            for task, test_id in copies:
-                hits[task].add(test_id)
+    pairs = {task: decontaminate(problems, one).pairs for task, one in test_sets.items()}
+    names = _names(settings.exclude)
+    out = {
+        task: [pair for pair in found if pair.copy or NEAR in names]
+        for task, found in pairs.items()
+    }
+    train_ids = {pair.train_id for found in out.values() for pair in found}
     excluded = settings.exclude != NOTHING
     rest = [problem for problem in problems if not excluded or problem.id not in train_ids]
     if not rest:
@@ -141,12 +139,26 @@ def exclude_tests(
             f"{settings.dataset}: every training problem is also a test problem; choose another "
             "data set or split (NAME@SPLIT)."
         )
-    in_order = {
-        task: [problem.id for problem in test_sets[task] if problem.id in ids]
-        for task, ids in hits.items()
-        if ids
+    in_order = {task: list(dict.fromkeys(p.test_id for p in found)) for task, found in out.items()}
+    near = [
+        {"task": task, **asdict(pair)}
+        for task, found in pairs.items()
+        for pair in found
+        if pair.train_id not in train_ids
+    ]
+    return rest, {
+        "excluded": excluded,
+        "problems": len(train_ids),
+        "tests": {task: ids for task, ids in in_order.items() if ids},
+        "near": {
+            "problems": len({pair["train_id"] for pair in near}),
+            "pairs": sorted(near, key=lambda pair: -pair["similarity"])[:LISTED],
+        },
     }
-    return rest, {"excluded": excluded, "problems": len(train_ids), "tests": in_order}
+
+
+def _names(exclude: str) -> list[str]:
+    return [name for part in exclude.split(",") if (name := part.strip())]
 
 
 def enough(problems: Sequence[Problem], settings: RLStage) -> None:
@@ -187,19 +199,26 @@ def tell_overlap(console: Console, overlap: Mapping[str, Any]) -> None:
 
 
 def overlap_text(overlap: Mapping[str, Any]) -> list[str]:
-    """One sentence per stage about test problems in its training data; empty if it has none."""
+    """Sentences about test problems in each stage's training data; empty if there are none."""
     lines = []
     for stage, entry in overlap.items():
-        if not entry["problems"]:
-            continue
         tests = ", ".join(f"{len(ids)} of {task}" for task, ids in entry["tests"].items())
-        many, copies = f"{stage}: {entry['problems']} training problems", f"test problems ({tests})"
-        lines.append(
-            f"{many} left out: they are {copies}, word for word or reworded."
-            if entry["excluded"]
-            else f"{many} are {copies}, and `exclude: none` trains on them: the scores on these "
-            "test problems are no measure of what was learned."
-        )
+        what = f"problems that are also test problems ({tests})"
+        if entry["problems"] and entry["excluded"]:
+            lines.append(f"{stage}: {entry['problems']} training {what} are left out.")
+        elif entry["problems"]:
+            lines.append(
+                f"{stage}: {entry['problems']} training {what} are trained on, as `exclude: none` "
+                "says: the scores on these test problems are no measure of what was learned."
+            )
+        if (near := entry["near"])["problems"]:
+            likest = near["pairs"][0]
+            lines.append(
+                f"{stage}: {near['problems']} training problems are like a test problem, reworded "
+                f"or another of the same template, and are trained on. The likest: "
+                f"{likest['train_id']} and {likest['test_id']} of {likest['task']}. The run's "
+                "summary.json lists them; `exclude: tests,near` leaves them out."
+            )
     return lines
 
 

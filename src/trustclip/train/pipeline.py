@@ -108,7 +108,7 @@ def _report(run: RunDirectory, console: Console) -> None:
     if "final" in summary:
         stages = {"before": summary["initial"], "after": summary["final"]}
         if "final_clean" in summary:
-            without = without_copies(summary.get("overlap", {}))
+            without = without_copies(summary)
             stages[f"before, {without}"] = summary["initial_clean"]
             stages[f"after, {without}"] = summary["final_clean"]
         for name, result in stages.items():
@@ -116,7 +116,7 @@ def _report(run: RunDirectory, console: Console) -> None:
         gain = interval_text(summary["difference"])
         console.print(f"gain, paired by problem: {gain} points", highlight=False)
         if clean := summary.get("difference_clean"):
-            text = f"gain {without_copies(summary['overlap'])}: {interval_text(clean)} points"
+            text = f"gain {without_copies(summary)}: {interval_text(clean)} points"
             console.print(text, highlight=False)
         conclude_scores(run.path, console)
     if notices := summary.get("notices"):
@@ -126,17 +126,21 @@ def _report(run: RunDirectory, console: Console) -> None:
     console.print(f"model in {run.final}", highlight=False)
 
 
-def without_copies(overlap: Mapping[str, Any]) -> str:
-    """The clean test problems, in words.
+def without_copies(summary: Mapping[str, Any]) -> str:
+    """The clean test problems of a run, in words.
 
     Example:
-      >>> without_copies({"rl": {"excluded": True}})
-      'without the problems that were left out of training'
-      >>> without_copies({"rl": {"excluded": False}})
-      'without the problems that were trained on'
+      >>> final, clean = {"average": {"problems": 9}}, {"average": {"problems": 7}}
+      >>> parts = {"final": final, "final_clean": clean}
+      >>> without_copies({"overlap": {"rl": {"excluded": True}}, **parts})
+      'on the 7 of 9 problems without a copy in the training data'
+      >>> without_copies({"overlap": {"rl": {"excluded": False}}, **parts})
+      'on the 7 of 9 problems that were not trained on'
     """
-    left_out = all(stage.get("excluded") for stage in overlap.values())
-    return f"without the problems that were {'left out of training' if left_out else 'trained on'}"
+    left_out = all(stage.get("excluded") for stage in summary.get("overlap", {}).values())
+    clean, of = (summary[name]["average"]["problems"] for name in ("final_clean", "final"))
+    kind = "without a copy in the training data" if left_out else "that were not trained on"
+    return f"on the {clean} of {of} problems {kind}"
 
 
 def conclude_scores(folder: Path, console: Console) -> None:

@@ -166,7 +166,7 @@ def _render_context(audit: Audit, console: Console) -> None:
     console.print(Text("What the tables do not say", "bold"))
     console.print(
         f"  Contamination: {context.contaminated} of the {context.amc} AMC problems occur in "
-        "DAPO-Math-17k, word for word or reworded (`trustclip decontaminate`); the paper excludes "
+        "DAPO-Math-17k, word for word or reworded (each pair was read); the paper excludes "
         "none. The column AIME alone leaves AMC out"
     )
     if context.inert:

@@ -118,8 +118,9 @@ else:
     Rewards = Annotated[str, PlainValidator(_reward)]
 
 
-#: In place of names of test sets: those that the recipe evaluates on, and none.
-OWN_TESTS, NOTHING = "tests", "none"
+#: In place of names of test sets in `exclude`: those that the recipe evaluates on; the training
+#: problems that are near a test problem but no copy of it; and none.
+OWN_TESTS, NEAR, NOTHING = "tests", "near", "none"
 
 
 #: Names of columns, by the part of a problem that they hold.
@@ -241,8 +242,9 @@ class Training(Problems):
     split: Annotated[str | None, Since(before=None)] = None
     """Split of the data set, or a part of it, such as "train[:1000]"; of a file, "[:1000]"."""
     exclude: Annotated[str, Since(before=NOTHING)] = OWN_TESTS
-    """Test problems to leave out of training, word for word or reworded: "tests" for those of the
-    recipe's evaluation, names of further test sets (amc23,aime24), or "none"."""
+    """Test problems to leave out of training where text and answer are the same: "tests" for those
+    of the recipe's evaluation, names of further test sets (tests,aime24), or "none". With "near"
+    (tests,near) reworded ones go too, and other problems of the same template."""
     lr_scheduler_type: ToTrl[RateSchedule] = "linear"
     """Learning-rate schedule."""
     weight_decay: ToTrl[NonNegative] = 1e-3

@@ -41,13 +41,14 @@ def test_the_doctor_of_a_launcher_names_missing_packages(monkeypatch, tmp_path, 
     monkeypatch.setitem(sys.modules, "wandb", None)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
-        "name: a\noutput_dir: run\nmodel: tiny\nrl: {dataset: arithmetic, sink: wandb}\n"
+        "name: a\noutput_dir: run\nmodel: tiny\nrl: {dataset: arithmetic, report_to: wandb}\n"
     )
     assert doctor(["--distributed", str(recipe)]) == 1
     shown = capsys.readouterr().out
-    assert "error: the sink 'wandb'" in shown and "pip install wandb" in shown
+    assert "error: `report_to` 'wandb'" in shown and "pip install wandb" in shown
     assert "1 error\n" in shown
-    assert doctor(["--distributed", str(recipe), "--rl.sink", "none"]) == 0  # options over the file
+    # Options over the file.
+    assert doctor(["--distributed", str(recipe), "--rl.report_to", "none"]) == 0
 
 
 @pytest.mark.parametrize("world", [CPUS, GPUS, World(["a cpu"])])

@@ -145,7 +145,7 @@ def test_what_is_not_installed_is_refused_before_a_run_directory_is_made(tmp_pat
     out = tmp_path / "run"
     preset = ["--preset", "tiny", "--output-dir", str(out)]
     for option, words in (
-        (["--sink", "mlflow"], "pip install mlflow"),
+        (["--report-to", "mlflow"], "pip install mlflow"),
         (["--use-vllm"], r"`use_vllm` needs vLLM.*pip install 'trustclip\[vllm\]'"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -203,7 +203,7 @@ WRONG = [
     ("rl.lr_scheduler_type", "linaer", "Did you mean 'linear'?"),
     ("rl.reward", "corect", "did you mean 'correct'?"),
     ("rl.prompt_style", "plian", "Did you mean 'plain'?"),
-    ("rl.sink", "wandbb", "Did you mean 'wandb'?"),
+    ("rl.report_to", "wandbb", "Did you mean 'wandb'?"),
     ("rl.dataset", "arithmetc", "arithmetic"),
     ("rl.dataset", "nowhere/train.jsonl", "no folder"),
     ("rl.dataset", 7, "valid string"),

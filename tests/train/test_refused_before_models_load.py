@@ -1,6 +1,5 @@
 """What would fail after hours of fine-tuning is refused before a model loads."""
 
-import importlib.util
 import json
 import sys
 import threading
@@ -47,48 +46,44 @@ def run(tmp_path: Path, *more: str) -> int:
     return main(["run", "tiny", *SHORT, "--output-dir", str(tmp_path / "run"), *more])
 
 
-@pytest.mark.parametrize("mode", [None, "offline", "disabled", "dryrun"])
-def test_an_offline_tracker_needs_no_login(monkeypatch, mode):
-    package("wandb", monkeypatch, login=lambda **_: False)
-    monkeypatch.setenv("WANDB_MODE", mode) if mode else monkeypatch.delenv("WANDB_MODE", False)
+@pytest.fixture
+def stranger(tmp_path, monkeypatch):
+    """A user who has wandb, is online and has never logged in."""
+    package("wandb", monkeypatch)
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def test_a_tracker_without_login_is_refused(tmp_path, monkeypatch, capsys, loads, stranger):
+    assert run(tmp_path, "--rl.report_to", "wandb") == 2
+    assert "wandb has no API key: `wandb login`" in capsys.readouterr().err
+    rl = ["rl", "--preset", "tiny", "--report-to", "wandb", "--output-dir", str(tmp_path / "run")]
+    assert main(rl) == 2 and "no API key" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists() and not loads
+
+
+@pytest.mark.parametrize("way", ["offline", "disabled", "key", "netrc"])
+def test_a_tracker_that_is_offline_or_has_a_login_is_not(tmp_path, monkeypatch, stranger, way):
+    if way == "netrc":
+        (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password x")
+    elif way == "key":
+        monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
+    else:
+        monkeypatch.setenv("WANDB_MODE", way)
     assert [*unavailable("wandb")] == []
 
 
-def test_a_tracker_without_login_is_refused(tmp_path, monkeypatch, capsys, loads):
-    package("wandb", monkeypatch, login=lambda **_: False)
-    monkeypatch.setenv("WANDB_MODE", "online")
-    assert run(tmp_path, "--rl.sink", "wandb") == 2
-    assert "wandb has no API key: `wandb login`" in capsys.readouterr().err
-    rl = ["rl", "--preset", "tiny", "--sink", "wandb", "--output-dir", str(tmp_path / "run")]
-    assert main(rl) == 2 and "no API key" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists() and not loads
-    for login in (lambda **_: True, lambda: None):  # logged in; too old to be asked
-        package("wandb", monkeypatch, login=login)
-        assert [*unavailable("wandb")] == []
-
-
-@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
-def test_the_real_wandb_says_whether_it_has_a_key(tmp_path, monkeypatch):
-    for name in ("WANDB_API_KEY", "WANDB_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("WANDB_MODE", "online")
-    assert [*unavailable("wandb")]  # asked without a prompt
-    monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
-    assert not [*unavailable("wandb")]
-
-
 @pytest.mark.parametrize(
-    "sink, variable", [("mlflow", "MLFLOW_TRACKING_URI"), ("trackio", "TRACKIO_SERVER_URL")]
+    "tracker, variable", [("mlflow", "MLFLOW_TRACKING_URI"), ("trackio", "TRACKIO_SERVER_URL")]
 )
-def test_a_tracker_s_server_that_does_not_answer(monkeypatch, sink, variable):
+def test_a_tracker_s_server_that_does_not_answer(monkeypatch, tracker, variable):
     monkeypatch.delenv("TRACKIO_SPACE_ID", raising=False)
     monkeypatch.setenv(variable, "http://me:secret@127.0.0.1:9")
-    (text,) = unavailable(sink)
+    (text,) = unavailable(tracker)
     assert f"no server answers at http://[redacted]@127.0.0.1:9 ({variable})" in text
     monkeypatch.setenv(variable, "sqlite:///here.db")
-    assert [*unavailable(sink)] == []
+    assert [*unavailable(tracker)] == []
 
 
 def test_a_reward_whose_constructor_fails(tmp_path, monkeypatch, capsys, loads):
@@ -201,16 +196,14 @@ def test_a_vllm_server_that_wakes_up_is_awaited(tmp_path, monkeypatch, waking):
     assert answers(waking) and not answers(NOWHERE)
 
 
-def test_a_dry_run_says_it_too(monkeypatch):
+def test_a_dry_run_says_it_too(monkeypatch, stranger):
     from trustclip.train.preflight.dry_run import _missing
     from trustclip.train.settings.stages import RLSettings
 
     package("vllm", monkeypatch)
-    package("wandb", monkeypatch, login=lambda **_: False)
-    monkeypatch.setenv("WANDB_MODE", "online")
     trl = {"vllm_mode": "server", "vllm_server_host": "127.0.0.1", "vllm_server_port": 9}
     place: dict[str, Any] = dict(model="tiny", dataset="arithmetic", output_dir="run")
-    found = _missing(RLSettings(**place, use_vllm=True, sink="wandb", trl=trl))
+    found = _missing(RLSettings(**place, use_vllm=True, report_to="wandb", trl=trl))
     assert len(found) == 2 and "no API key" in found[0] and NOWHERE in found[1]
 
 

@@ -79,7 +79,7 @@ def essential(
     Without marks they are those of older releases. A method's ``name`` is no title.
 
     Example:
-      >>> essential({"name": "a", "rl": {"sink": "wandb", "method": {"name": "atr"}}})
+      >>> essential({"name": "a", "rl": {"report_to": "wandb", "method": {"name": "atr"}}})
       {'rl': {'method': {'name': 'atr'}}}
       >>> essential({"rl": {"sampler": {"dtype": "float32", "lag": 0}, "max_steps": 3}})
       {'rl': {'max_steps': 3}}
@@ -135,7 +135,7 @@ _NEUTRAL: Mapping[str, tuple[str, ...]] = {
     "sft": _SAVED,
     "rl": (
         *(*_SAVED, "shadows", "server_url", "save_async", "save_to", "tokens_every"),
-        *("tokens_completions", "tokens_megabytes", "sink"),
+        *("tokens_completions", "tokens_megabytes", "sink", "report_to"),
     ),
     "eval": ("output_dir",),
     "eval of a recipe": (),

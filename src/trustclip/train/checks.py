@@ -153,13 +153,15 @@ def _options(settings: RLStage) -> Iterator[Complaint]:
 def absent(settings: Any) -> Iterator[str]:
     """Packages, logins and servers that settings need and that are missing here."""
     from trustclip.train.services import unavailable
-    from trustclip.train.watch.sinks import missing
 
-    sink: Any = getattr(settings, "sink", "none")
-    if reason := missing(sink):
-        yield reason
+    tracker: str = getattr(settings, "report_to", "none")
+    if tracker != "none" and importlib.util.find_spec(tracker) is None:
+        yield (
+            f"`report_to` {tracker!r} needs a package that is not installed: pip install "
+            f"{tracker}, or set it to none: metrics.jsonl has every number."
+        )
     else:
-        yield from unavailable(sink)
+        yield from unavailable(tracker)
     if isinstance(settings, RLStage | SFTStage) and importlib.util.find_spec("trl") is None:
         yield "training needs TRL, which is not installed: pip install 'trustclip[train]'."
     if importlib.util.find_spec("vllm") is None:

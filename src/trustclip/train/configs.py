@@ -46,6 +46,7 @@ def _arguments(settings: Training, output_dir: Path, seed: int) -> dict[str, Any
         "save_strategy": "steps" if settings.save_steps else "no",
         "save_steps": settings.save_steps or 500,
         "report_to": "none",
+        "run_name": output_dir.absolute().parent.name,
         "disable_tqdm": True,
         "bf16": cuda,
         "use_cpu": not cuda,

@@ -8,6 +8,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NewType
 
 from rich.console import Console
@@ -17,7 +18,6 @@ from trustclip.findings.live.recorder import notifier, outcome, token_sampler
 from trustclip.logs.writing.completions import Completions, Notice
 from trustclip.support.consent import names_in
 from trustclip.support.jsonl import plain
-from trustclip.support.secrets import redact
 from trustclip.support.terminal import announce
 from trustclip.train.checks import refuse
 from trustclip.train.configs import grpo_config, lora_config
@@ -51,9 +51,10 @@ from trustclip.train.watch.callbacks import (
     FirstGeneration,
     Recorder,
     silence,
+    tell_trackers,
+    trackers_open,
 )
 from trustclip.train.watch.guards import Guards
-from trustclip.train.watch.sinks import Sink, open_sink, viewer
 
 
 def rl(settings: RLSettings, console: Console) -> RunDirectory:
@@ -96,7 +97,6 @@ class Prepared:
     tokens: tuple[int, int, float]  # what `token_sampler` records
     saved: Saved
     rewards: Rewards
-    sink: Sink
     code: frozenset[str]  # names in Python files of the user's own
     facts: dict[str, Any] = field(default_factory=dict)  # known before training, for the summary
     evaluation: Evaluation | None = None  # before, during and after training
@@ -106,7 +106,7 @@ class Prepared:
 def prepare(plan: Plan, run: RunDirectory, console: Console) -> Iterator[Prepared]:
     """Load problems, rewards and model, and refuse what does not fit: data before the model.
 
-    What rewards and tracker hold is released at the end of the ``with``.
+    What the rewards hold is released at the end of the ``with``.
     """
     problems, overlap = training_data(plan, run)
     tell_overlap(console, overlap)
@@ -149,20 +149,13 @@ def ready(
     ``tuned`` makes the model to start from, if that is not the one of the settings.
 
     Raises:
-      ValueError: a vLLM server that does not answer, a reward that cannot be made, a tracker that
-        cannot start, or what the model shows to be wrong.
+      ValueError: a vLLM server that does not answer, a reward that cannot be made, or what
+        the model shows to be wrong.
     """
     await_server(settings, console)
     check_sampling(settings)
-    kind = settings.sink if run.leads else "none"  # one tracked run, not one for each rank
-    config = plain(settings)
-    code, shown = names_in(config), redact(config)
-    with (
-        contextlib.closing(Rewards(settings, settings.seed)) as rewards,
-        contextlib.closing(open_sink(kind, run.path.name, shown, run.path)) as sink,
-    ):
-        if command := viewer(kind, run.path):
-            announce(console, f"to watch: {command}")
+    code = names_in(plain(settings))
+    with contextlib.closing(Rewards(settings, settings.seed)) as rewards:
         if tuned is not None:
             settings = replace(settings, model=tuned())
         model, tokenizer = starting_model(settings, run, console)
@@ -178,7 +171,6 @@ def ready(
             tokens=(settings.tokens_every, settings.tokens_completions, settings.tokens_megabytes),
             saved=settings.save,
             rewards=rewards,
-            sink=sink,
             code=code,
         )
 
@@ -209,25 +201,27 @@ def train(prepared: Prepared, run: RunDirectory, console: Console) -> None:
     run.start_over()
     keep_code(run, prepared.code)
     trainer = _trainer(prepared, run)
+    run.listener = partial(tell_trackers, trainer)
     guards = Guards(notifier(run, console))
     trainer.recorder = RunRecorder(run, prepared.rewards, guards.report)
     config, evaluation = prepared.config, prepared.evaluation
     announce(console, "sampling the first completions")
-    with Stage(console, "rl", config.max_steps) as stage:
-        trainer.add_callback(Recorder(run, stage, "rl", prepared.sink))
-        trainer.add_callback(FirstGeneration(console, config.max_completion_length))
-        trainer.add_callback(guards)
-        trainer.add_callback(FirstCompletions(run, console, trainer))
+    with trackers_open(trainer):
+        with Stage(console, "rl", config.max_steps) as stage:
+            trainer.add_callback(Recorder(run, stage, "rl"))
+            trainer.add_callback(FirstGeneration(console, config.max_completion_length))
+            trainer.add_callback(guards)
+            trainer.add_callback(FirstCompletions(run, console, trainer))
+            if evaluation is not None:
+                trainer.add_callback(Checkups(evaluation.every, evaluation, trainer))
+            complete = trainer.train_durably()
+        if not complete:
+            raise Interrupted
+        if not trainer.state.global_step:
+            raise ValueError("training made no update: the model is unchanged and was not saved.")
         if evaluation is not None:
-            trainer.add_callback(Checkups(evaluation.every, evaluation, trainer))
-        complete = trainer.train_durably()
-    if not complete:
-        raise Interrupted
-    if not trainer.state.global_step:
-        raise ValueError("training made no update: the model is unchanged and was not saved.")
+            evaluation(trainer)
     metrics = {"training": outcome(trainer.state.log_history), **guards.summary()}
-    if evaluation is not None:
-        evaluation(trainer)
     save_model(trainer.model, prepared.tokenizer, run.final, prepared.prompt, prepared.saved)
     course = evaluation.course if evaluation else dict  # read on the first rank alone
     by_first(lambda: conclude(run, {**prepared.facts, **course(), **metrics, "finished": True}))

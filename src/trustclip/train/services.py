@@ -1,10 +1,9 @@
 """Logins and servers that training needs, checked before a model loads, without side effects."""
 
-import contextlib
-import importlib
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -20,18 +19,19 @@ from trustclip.train.settings.stages import RLSettings, RLStage
 ANSWER, AGAIN = 5.0, 2.0
 
 
-def unavailable(sink: str) -> Iterator[str]:
+def unavailable(tracker: str) -> Iterator[str]:
     """Why an installed tracker would not start: no login, or its server does not answer.
 
     Offline modes need neither.
     """
-    instead = "or set `sink` to none: metrics.jsonl has every number."
-    if sink == "wandb" and os.environ.get("WANDB_MODE") == "online" and not _wandb_has_key():
+    instead = "or set `report_to` to none: metrics.jsonl has every number."
+    online = os.environ.get("WANDB_MODE", "online") == "online"
+    if tracker == "wandb" and online and not _wandb_has_key():
         yield (
-            "WANDB_MODE is online and wandb has no API key: `wandb login`, set WANDB_API_KEY, set "
-            f"WANDB_MODE to offline, {instead}"
+            "wandb has no API key: `wandb login`, set WANDB_API_KEY, set WANDB_MODE to offline, "
+            f"{instead}"
         )
-    if sink == "trackio" and os.environ.get("TRACKIO_SPACE_ID"):
+    if tracker == "trackio" and os.environ.get("TRACKIO_SPACE_ID"):
         from huggingface_hub import get_token
 
         if not get_token():
@@ -40,7 +40,7 @@ def unavailable(sink: str) -> Iterator[str]:
                 f"login`, set HF_TOKEN, unset TRACKIO_SPACE_ID, {instead}"
             )
         return
-    name = {"mlflow": "MLFLOW_TRACKING_URI", "trackio": "TRACKIO_SERVER_URL"}.get(sink, "")
+    name = {"mlflow": "MLFLOW_TRACKING_URI", "trackio": "TRACKIO_SERVER_URL"}.get(tracker, "")
     url = os.environ.get(name, "")
     if url.startswith(("http://", "https://")) and not answers(url):
         yield f"no server answers at {redact(url)} ({name}): start it, unset {name}, {instead}"
@@ -141,9 +141,6 @@ def _option(settings: RLStage, name: str) -> Any:
 def _wandb_has_key() -> bool:
     if any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")):
         return True
-    wandb = importlib.import_module("wandb")
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
-        try:
-            return bool(wandb.login(prompt=False))
-        except Exception:  # an older one that would prompt, or a key that it cannot verify now:
-            return True  # the tracker starts before a model loads, and reports it
+    names = [os.environ.get("NETRC"), "~/.netrc", "~/_netrc"]  # where `wandb login` puts it
+    files = [Path(name).expanduser() for name in names if name]
+    return any(file.is_file() and file.stat().st_size for file in files)

@@ -34,7 +34,7 @@ def settings(folder, **changes):
 
 def test_a_run_is_resumed_whatever_its_neutral_settings(tmp_path):
     RunDirectory(tmp_path, "rl", settings(tmp_path)).summarize({})
-    changed = {"save_steps": 3, "save_total_limit": 7, "sink": "wandb", "logging_steps": 5}
+    changed = {"save_steps": 3, "save_total_limit": 7, "report_to": "wandb", "logging_steps": 5}
     assert RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, **changed)).path == tmp_path
     with pytest.raises(ValueError, match="max_steps"):
         RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, max_steps=3))
@@ -71,7 +71,7 @@ def test_what_a_run_says_of_its_settings_is_in_its_table_too(tmp_path):
 
 def test_neutral_settings_change_no_digest_and_the_name_of_a_method_is_not_neutral():
     recipe = {"name": "a", "seed": 0, "rl": {"logging_steps": 1, "method": {"name": "atr"}}}
-    same = {"seed": 0, "rl": {"logging_steps": 8, "sink": "wandb", "method": {"name": "atr"}}}
+    same = {"seed": 0, "rl": {"logging_steps": 8, "report_to": "wandb", "method": {"name": "atr"}}}
     assert digest(recipe) == digest(same)
     other = {"seed": 0, "rl": {"method": {"name": "clip"}}}
     assert digest(recipe) != digest(other) and essential(recipe) != essential(other)

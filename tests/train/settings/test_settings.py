@@ -67,7 +67,7 @@ def stored(kind, settings):
 
 def test_runs_are_told_apart_by_what_results_depend_on():
     rl = plain(RLStage(dataset="a.csv", max_steps=3, exclude="none"))
-    assert stored(RLStage, {**rl, "sink": "wandb", "save_steps": 9}) == stored(RLStage, rl)
+    assert stored(RLStage, {**rl, "report_to": "wandb", "save_steps": 9}) == stored(RLStage, rl)
     for name, other in (
         ("seed", 1),
         ("method", {"name": "clip"}),

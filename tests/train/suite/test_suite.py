@@ -337,7 +337,7 @@ def test_the_hash_is_of_what_results_depend_on(folder):
     before = [job.name for job in plan(folder.file).jobs]
     shuffled = {key: RECIPE[key] for key in reversed(RECIPE)}
     shuffled["rl"] = dict(reversed(RECIPE["rl"].items()))
-    neutral = {"rl.save_steps": 5, "rl.sink": "trackio", "sft.save_total_limit": 1}
+    neutral = {"rl.save_steps": 5, "rl.report_to": "trackio", "sft.save_total_limit": 1}
     folder.write(shuffled, name="another", changes=neutral)
     assert [job.name for job in plan(folder.file).jobs] == before
     code = (

@@ -1,10 +1,9 @@
-"""Commands of the training program on what a run has left: check, send, push, grade again."""
+"""Commands of the training program on what a run has left: check, push, grade again."""
 
 import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Literal
 
 from trustclip.cli.arguments import reads
 from trustclip.support.marks import Argument
@@ -39,25 +38,6 @@ def verify(options: Verify) -> int:
         state = "finished" if result.finished else "not finished"
         say(f"{options.run} ({state}) is {result.conclusion}")
     return 0 if result.whole else 1
-
-
-@dataclasses.dataclass
-class Send:
-    """Send a stored run to trackio, tensorboard, wandb or mlflow."""
-
-    run: Argument[Path]
-    """A run directory."""
-    sink: Literal["trackio", "tensorboard", "wandb", "mlflow"]
-    """Experiment tracker; its package must be installed."""
-
-
-@reads(Send)
-def send(options: Send) -> int:
-    from trustclip.train.watch.sinks import send as send_run
-
-    count = send_run(options.run, options.sink)
-    say(f"{count} rows of {options.run} sent to {options.sink}: {options.run / options.sink}")
-    return 0
 
 
 @dataclasses.dataclass

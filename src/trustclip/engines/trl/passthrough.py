@@ -41,7 +41,7 @@ _SKEWS = "changes the distribution of the samples, which the ratio would not tak
 #: Fields that a recipe does not pass on, and why: the run sets them for all its parts to agree; or
 #: another value than the default would be ignored, or render the training wrong.
 _REFUSED = {
-    **dict.fromkeys(("output_dir", "seed", "report_to", "disable_tqdm"), _SET),
+    **dict.fromkeys(("output_dir", "seed", "disable_tqdm"), _SET),
     **dict.fromkeys(("reward_weights", "use_cpu"), _SET),
     **dict.fromkeys(("do_eval", "do_predict", "eval_delay", "eval_on_start"), _EVALUATES),
     **dict.fromkeys(("eval_steps", "eval_strategy", "load_best_model_at_end"), _EVALUATES),

@@ -1,7 +1,7 @@
 """A run directory of the training program: one that a later process continues, and finishes."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +18,14 @@ class RunDirectory(RunWriter):
     """A `RunWriter` with the checkpoints and the model of its run beside the rows."""
 
     elsewhere: ClassVar[str] = "--output-dir"
+    #: Gets every row that is logged, too.
+    listener: Callable[[Mapping[str, Any]], None] | None = None
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Append one line to ``metrics.jsonl``, and hand it to the listener."""
+        super().log(row)
+        if self.listener is not None and self.leads:
+            self.listener(row)
 
     @staticmethod
     def stopped(path: Path, command: str, settings: Any) -> bool:

@@ -414,11 +414,13 @@ class RLStage(Training, Rewarded):
     """Maximum number of completions recorded per update, in the folder "tokens"."""
     tokens_megabytes: Annotated[Positive, Neutral("how much space that takes")] = 16.0
     """Maximum space of all tokens recorded in a run."""
-    sink: Annotated[
-        Literal["none", "trackio", "tensorboard", "wandb", "mlflow"],
-        Neutral("where metrics are copied to"),
+    report_to: ToTrl[
+        Annotated[
+            Literal["none", "comet_ml", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"],
+            Neutral("where metrics are copied to"),
+        ]
     ] = "none"
-    """Experiment tracker that gets the metrics in addition to metrics.jsonl."""
+    """Experiment tracker that gets metrics, evaluations and notices, by Transformers' callback."""
     trl: Passthrough = field(default_factory=dict)
     """Any other field of TRL's GRPOConfig; on the command line as --trl.NAME VALUE."""
 

@@ -1,1 +1,1 @@
-"""Callbacks that observe a training run: records, guards, sinks."""
+"""Callbacks that observe a training run: records, guards, trackers."""

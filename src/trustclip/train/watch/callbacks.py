@@ -1,34 +1,33 @@
-"""Callbacks of a Hugging Face trainer: records, evaluations during training, silence."""
+"""Callbacks of a Hugging Face trainer: records, evaluations during training, trackers, silence."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
+from transformers.integrations import get_reporting_integration_callbacks
 
 from trustclip.findings.start import of_generation
 from trustclip.support.terminal import warn
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.runs.progress import Stage
-from trustclip.train.watch.sinks import Sink
 
 
 class Recorder(TrainerCallback):
-    """Writes every log line of a trainer to ``metrics.jsonl`` and a sink, and shows it."""
+    """Writes every log line of an update to ``metrics.jsonl``, and shows it."""
 
-    def __init__(self, run: RunDirectory, stage: Stage, name: str, sink: Sink | None = None):
-        self._run, self._stage, self._name, self._sink = run, stage, name, sink
+    def __init__(self, run: RunDirectory, stage: Stage, name: str) -> None:
+        self._run, self._stage, self._name = run, stage, name
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._last = state.global_step
         self._stage.resume(state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        if not state.is_world_process_zero or "train_runtime" in (logs or {}):
+        if not state.is_world_process_zero or "loss" not in (logs or {}):
             return
-        row = {"stage": self._name, "step": state.global_step, **(logs or {})}
+        row = {"stage": self._name, "step": state.global_step, **logs}
         self._run.log(row)
-        if self._sink is not None:
-            self._sink.log(row)
         self._stage.step(row, state.global_step - self._last)
         self._last = state.global_step
 
@@ -71,6 +70,39 @@ class Checkups(TrainerCallback):
         # At the beginning of a step, the previous checkpoint has been written, or loaded.
         if self._due(state):
             self._evaluate(self._trainer)
+
+
+@contextlib.contextmanager
+def trackers_open(trainer: Trainer) -> Iterator[None]:
+    """Keep a trainer's experiment trackers open: they would close before the last evaluation."""
+    kinds = tuple(get_reporting_integration_callbacks(trainer.args.report_to))
+    trackers: list[Any] = [c for c in trainer.callback_handler.callbacks if isinstance(c, kinds)]
+    ends = [tracker.on_train_end for tracker in trackers]
+    for tracker in trackers:
+        tracker.on_train_end = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        for end in ends:
+            end(trainer.args, trainer.state, trainer.control, model=trainer.model)
+
+
+def tell_trackers(trainer: Trainer, row: Mapping[str, Any]) -> None:
+    """Hand a row of ``metrics.jsonl`` to a trainer's trackers: an evaluation or a notice.
+
+    They come as from `Trainer.log`, which TRL's trainers use to close a window of their averages.
+    """
+    if row["stage"] == "notice":
+        numbers = {f"notice/{row['notice']}": 1.0}
+    elif row["stage"] == "eval":
+        numbers = {
+            f"eval_{row['task']}/{name.replace('@', '-at-')}": value  # MLflow takes no @
+            for name, value in row.items()
+            if name != "step" and isinstance(value, int | float)
+        }
+    else:
+        return
+    trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, numbers)
 
 
 def silence(trainer: Trainer) -> None:

@@ -57,7 +57,9 @@ from trustclip.engines.trl.upstream import (
     RELEASE,
     GRPOTrainer,
     announced_level,
+    by_unsloth,
     end_tokens,
+    grpo_trainer,
     is_tested,
     own_port,
 )
@@ -143,6 +145,8 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             args = ConstrainedGRPOConfig(f"{name.split('/')[-1]}-GRPO", num_iterations=2)
         if not isinstance(args, ConstrainedGRPOConfig):
             raise ValueError(f"`args` must be a ConstrainedGRPOConfig, got {type(args).__name__}.")
+        if problem := by_unsloth(grpo_trainer.GRPOTrainer):  # imported after this module
+            raise ValueError(problem)
         self.method = args.constraint()
         self._phase: Generating | Training | None = None
         self._watch_with(args.watched())

@@ -6,7 +6,8 @@ same lists from the source of the engine, so that they stay complete. The parity
 whether their meaning is unchanged: on the releases in `TESTED` it is. Importing this module with
 another release looks at how it defines them: where one is missing, or takes other parameters, that
 is an error, and a notice otherwise. Whether its loss has a method's gradient is seen in the first
-update (`trustclip.engines.trl.gradient_check`).
+update (`trustclip.engines.trl.gradient_check`). A trainer that Unsloth has put in TRL's place is
+refused: what is said of it was read in its source, and not run.
 """
 
 import contextlib
@@ -256,9 +257,22 @@ def is_tested(release: str) -> bool:
     return ".".join(release.split(".")[:2]) in TESTED
 
 
+def by_unsloth(trainer: type) -> str:
+    """Why a trainer is Unsloth's and trains no method, as a sentence; empty for TRL's own."""
+    if not any(cls.__name__.lstrip("_").startswith("Unsloth") for cls in trainer.__mro__):
+        return ""
+    return (
+        "Unsloth has put a trainer of its own in the place of TRL's GRPOTrainer, and its "
+        "`compute_loss` asks trustclip for nothing, so that no method would act: train in a "
+        "process without `import unsloth`."
+    )
+
+
 #: The installed release.
 RELEASE = version("trl")
 
+if _problem := by_unsloth(GRPOTrainer):
+    raise ImportError(_problem)
 check_release(RELEASE, GRPOTrainer)
 
 

@@ -144,7 +144,6 @@ ANSWERS = {
     "suggest atr tokens.jsonl": None,
     "compare runs/a runs/b": None,
     "verify runs/a": None,
-    "push --help": None,
     "power runs/a runs/b": None,
     "check atr": None,
     "grade integers.csv": None,

@@ -14,7 +14,6 @@ from trustclip.findings.run import of_run
 from trustclip.logs.reader import read_run
 from trustclip.report.collect import collect
 from trustclip.report.console import explain
-from trustclip.report.live import LiveReport
 from trustclip.report.page import render
 from trustclip.support.text import harmless, one_line
 
@@ -56,13 +55,6 @@ def test_what_compare_adds_stands_on_the_page_and_so_does_every_run(tmp_path, na
     for caution in cautions(report.groups, report.compared):
         assert words(caution.sentence) in page
         assert caution.text in printed or printed[0].startswith("refused")
-
-
-def test_the_live_page_has_them_too(tmp_path) -> None:
-    path = OWN["gate closed on 8e-7"](tmp_path / "run")
-    page = plain(LiveReport([path], "Report").page.decode())
-    for finding in of_run(read_run(path)):
-        assert finding.line in page
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -49,7 +49,6 @@ _PROGRAM = {
     "recipes": ("experiments", "the recipes and suites that come with trustclip; copy one"),
     "schema": ("editors", "the JSON Schema of recipes or suites, for editors"),
     "verify": ("stored", "which files of a run are whole, changed or missing"),
-    "push": ("stored", "a run's model and its card, to the Hugging Face hub"),
     "grade": ("stored", "re-grade stored completions"),
     "decontaminate": ("stored", "find test problems that occur in a training set"),
     "completion": ("editors", "a completion script for bash, zsh or fish"),

@@ -44,14 +44,14 @@ def write_page(folder: Path, title: str) -> str:
     return "report.html"
 
 
-def render(report: Report, title: str, live: str = "", saved: bool = False) -> str:
+def render(report: Report, title: str, live: bool = False, saved: bool = False) -> str:
     """The page of a report, as HTML.
 
-    A page that follows its runs has a number, ``live``; of one that is ``saved``, the files of
-    tables and figures lie beside it, to be linked.
+    A ``live`` page loads itself again; of one that is ``saved``, the files of tables and figures
+    lie beside it, to be linked.
     """
     template = environment().get_template("page.html.j2")
-    own = ["common.js.j2", "page.js.j2", *SCRIPTS, *(["live.js.j2"] if live else [])]
+    own = ["common.js.j2", "page.js.j2", *SCRIPTS]
     scripts = [Markup(charts.script()), *rendered(*own)]
     sections = [part for part in report.sections if part.figures or part.tables]
     return page_of(

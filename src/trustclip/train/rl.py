@@ -19,12 +19,14 @@ from trustclip.logs.writing.completions import Completions, Notice
 from trustclip.support.consent import names_in
 from trustclip.support.jsonl import plain
 from trustclip.support.terminal import announce
+from trustclip.train.card import conclude
 from trustclip.train.checks import refuse
 from trustclip.train.configs import grpo_config, lora_config
 from trustclip.train.data import (
     check_data,
     data_table,
     enough,
+    overlap_text,
     short_enough,
     show,
     tell_overlap,
@@ -38,7 +40,6 @@ from trustclip.train.models import load_model, save_model
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import record
 from trustclip.train.rewarding import Rewards, keep_code
-from trustclip.train.runs.card import conclude
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.runs.opening import open_run
 from trustclip.train.runs.progress import Stage
@@ -224,7 +225,9 @@ def train(prepared: Prepared, run: RunDirectory, console: Console) -> None:
     metrics = {"training": outcome(trainer.state.log_history), **guards.summary()}
     save_model(trainer.model, prepared.tokenizer, run.final, prepared.prompt, prepared.saved)
     course = evaluation.course if evaluation else dict  # read on the first rank alone
-    by_first(lambda: conclude(run, {**prepared.facts, **course(), **metrics, "finished": True}))
+    facts = {**prepared.facts, **metrics, "finished": True}
+    copies = overlap_text(facts["overlap"])
+    by_first(lambda: conclude(run, trainer, {**facts, **course()}, copies))
 
 
 def _trainer(prepared: Prepared, run: RunDirectory) -> Any:

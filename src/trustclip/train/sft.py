@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from trustclip.support.terminal import announce
+from trustclip.train.card import conclude
 from trustclip.train.checks import refuse
 from trustclip.train.configs import lora_config, sft_config
 from trustclip.train.data import show, tell_overlap, training_data, unlike
@@ -23,7 +24,6 @@ from trustclip.train.models import load_model, save_model
 from trustclip.train.problems.hub import hub_source, named_after, select_for_sft
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import completion, messages, record, tokens_of
-from trustclip.train.runs.card import conclude
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.runs.opening import open_run
 from trustclip.train.runs.progress import Stage
@@ -163,7 +163,7 @@ def train(prepared: Prepared, run: RunDirectory, console: Console) -> None:
     save_model(trainer.model, prepared.tokenizer, run.final, prepared.prompt, prepared.saved)
     lines = [line for line in trainer.state.log_history if "loss" in line]
     last = {name: lines[-1][name] for name in ("loss", "mean_token_accuracy") if lines}
-    by_first(lambda: conclude(run, {**prepared.facts, "finished": True, **last}))
+    by_first(lambda: conclude(run, trainer, {**prepared.facts, "finished": True, **last}))
     console.print(f"model in {run.final}", highlight=False)
 
 

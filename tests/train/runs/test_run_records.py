@@ -19,8 +19,8 @@ from trustclip.report.tables import latex_text
 from trustclip.support.jsonl import append_jsonl, read_jsonl, read_mapping
 from trustclip.support.secrets import redact, redacted_argv
 from trustclip.support.text import duration, markdown_text
+from trustclip.train.card import about
 from trustclip.train.problems.problem import Problem
-from trustclip.train.runs.card import write_card
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.settings.stages import RLSettings
 from trustclip.train.suite.plan import digest
@@ -215,7 +215,7 @@ def test_pages_and_cards_hide_the_secrets_of_older_runs(tmp_path):
     out = tmp_path / "report"
     build([run], out)
     texts = [path.read_text() for path in out.glob("*.*") if path.suffix != ".parquet"]
-    written = "".join([*texts, str(read_runs([out / "runs.parquet"])), write_card(run).read_text()])
+    written = "".join([*texts, str(read_runs([out / "runs.parquet"])), about(run)])
     assert SECRET not in written and written.count("[redacted]") >= 4
 
 
@@ -247,7 +247,7 @@ def test_no_text_of_a_run_controls_the_terminal(tmp_path):
 def test_a_damaged_file_is_named_in_one_sentence(tmp_path, name, content, reason):
     run = make_run(tmp_path / "run", Spec({"name": "atr"}))
     (run / name).write_text(content)
-    for read in (read_run, write_card):
+    for read in (read_run, about):
         with pytest.raises(ValueError, match=reason) as caught:
             read(run)
         assert str(run / name) in str(caught.value)

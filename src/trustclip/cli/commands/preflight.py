@@ -36,7 +36,7 @@ def distributed(arguments: Sequence[str]) -> "list[Remark] | None":
     from trustclip.engines.remarks import Remark
     from trustclip.train.checks import absent
     from trustclip.train.files import ALIASES, load_recipe
-    from trustclip.train.preflight.ranks import Load, describe, inspect_ranks, remarks
+    from trustclip.train.preflight.ranks import describe, errors, inspect_ranks
 
     if {"-h", "--help"} & set(arguments):
         say(_DISTRIBUTED)
@@ -48,20 +48,12 @@ def distributed(arguments: Sequence[str]) -> "list[Remark] | None":
         _, changes = changes_of(arguments, RLStage)
         stage = build(RLStage, {"dataset": "arithmetic"}, Source(changes=changes))
         check(stage.method, "TRL")
-    load = Load(
-        stage.method,
-        stage.per_device_train_batch_size,
-        stage.num_generations,
-        stage.schedule,
-        str(stage.trl.get("vllm_mode", "colocate")) if stage.use_vllm else "",
-        stage.save_steps > 0,
-    )
     world = inspect_ranks(stage.trl)
     if os.environ.get("RANK", "0") != "0":
         return None
-    for label, text in describe(world, load):
+    for label, text in describe(world, stage):
         say(f"{label:<14}{text}")
-    return [*remarks(world, load), *(Remark("error", text) for text in absent(stage))]
+    return [Remark("error", text) for text in (*errors(world, stage), *absent(stage))]
 
 
 def sampled(arguments: Sequence[str]) -> "tuple[Pairs, int, Method | None]":

@@ -1,14 +1,12 @@
-"""Commands of the training program on what a run has left: check, push, grade again."""
+"""Commands of the training program on what a run has left: check, grade again."""
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
 from trustclip.cli.arguments import reads
 from trustclip.support.marks import Argument
 from trustclip.support.terminal import say
-from trustclip.support.text import readable
 from trustclip.train.problems.decontaminate import DecontaminateConfig
 from trustclip.train.problems.verify.extraction import Style
 
@@ -38,52 +36,6 @@ def verify(options: Verify) -> int:
         state = "finished" if result.finished else "not finished"
         say(f"{options.run} ({state}) is {result.conclusion}")
     return 0 if result.whole else 1
-
-
-@dataclasses.dataclass
-class Push:
-    """Put a run's model and its card into a repository of the Hugging Face hub."""
-
-    run: Argument[Path]
-    """A finished run: everything in its final/ is uploaded."""
-    repo: Argument[str]
-    """The repository, owner/name; created if it does not exist."""
-    public: bool = False
-    """Make a new repository public; otherwise it is private."""
-    report: bool = False
-    """Add the run's page as report.html, with prompts and completions in it."""
-    dry_run: bool = False
-    """Print what would be uploaded, and upload nothing."""
-    yes: bool = False
-    """Upload without asking; required where there is no terminal to ask in."""
-
-
-@reads(Push)
-def push(options: Push) -> int:
-    from trustclip.train.runs import card as hub
-
-    page = None
-    if options.report:
-        from trustclip.report.page import write_page
-
-        page = options.run / write_page(options.run, options.run.resolve().name)
-    files = hub.to_push(options.run, options.repo, page)
-    sizes = {name: path.stat().st_size for name, path in files.items()}
-    for name, size in sizes.items():
-        say(f"{size:>15,} bytes  {name}")
-    kind = "public" if options.public else "private"
-    total = readable(sum(sizes.values()))
-    say(f"{len(sizes)} files, {total}, to {options.repo} on the hub ({kind} if it is new)")
-    if options.dry_run:
-        return 0
-    if not options.yes:
-        if not sys.stdin.isatty():
-            raise ValueError("nothing was pushed: without a terminal to ask in, give --yes.")
-        say("push? [y/N] ", end="", flush=True)
-        if input().strip().lower() not in ("y", "yes"):
-            return 0
-    say(hub.push(files, options.repo, public=options.public))
-    return 0
 
 
 @dataclasses.dataclass

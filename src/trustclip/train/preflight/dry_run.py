@@ -1,8 +1,8 @@
-"""A dry run of a recipe: its plan in numbers, a memory estimate, and its longest batch once."""
+"""A dry run of a recipe: its plan in numbers, a prompt, and its longest batch once."""
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from rich.text import Text
 from trustclip.constraints.base import Trait
 from trustclip.support.marks import fields_of
 from trustclip.support.terminal import announce, quote, warn
-from trustclip.support.text import readable
 from trustclip.train.checks import absent, refuse
 from trustclip.train.data import (
     differences,
@@ -27,14 +26,7 @@ from trustclip.train.data import (
     unlike,
 )
 from trustclip.train.evaluation.measures import Measures
-from trustclip.train.preflight.longest import (
-    Longest,
-    longest,
-    longest_solution,
-    model_shape,
-    run_longest,
-)
-from trustclip.train.preflight.memory import LIBRARIES, PHASES, Memory, estimate, tuning
+from trustclip.train.preflight.longest import longest, model_shape, run_longest
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import completion, rendered, right_completion
 from trustclip.train.rewarding import Rewards
@@ -131,7 +123,7 @@ def _multiples(every: int, last: int) -> set[int]:
 
 
 def dry_run(recipe: Recipe, console: Console, *, batch: bool = True) -> int:
-    """Run `trustclip run FILE --dry-run`: plan, estimate, and the longest batch once.
+    """Run `trustclip run FILE --dry-run`: the plan, a prompt, and the longest batch once.
 
     Data and model are loaded as the run would load them, the model for the longest batch alone;
     nothing is written.
@@ -139,29 +131,21 @@ def dry_run(recipe: Recipe, console: Console, *, batch: bool = True) -> int:
     Returns:
       0, or 1 when the longest batch does not fit in the device's memory.
     """
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     settings = recipe.rl
     try:
-        problems, tests, solutions = _problems(recipe, console)
-        config, tokenizer = model_shape(recipe.model, settings.style)
+        problems, tests = _problems(recipe, console)
+        _, tokenizer = model_shape(recipe.model, settings.style)
     except ValueError:
-        console.print(_plan_table(recipe, plan(recipe, processes=processes), None))
+        console.print(_plan_table(recipe, plan(recipe, processes=processes)))
         raise
     hardest = longest(problems, tokenizer, settings)
-    memory = _estimate(config, recipe, hardest, device, console)
     numbers = plan(recipe, len(problems), tests, processes)
-    console.print(_plan_table(recipe, numbers, memory))
+    console.print(_plan_table(recipe, numbers))
     _preview(recipe, problems[0], tokenizer, console)
     for text in _missing(recipe.training):
         console.print(f"cannot run on this machine: {text}", highlight=False, markup=False)
-    if memory is not None:
-        console.print(_memory_table(memory, device))
-        needs = {"reinforcement learning": memory.peak, **_needs(recipe, config, solutions, device)}
-        console.print(_at_most(needs, device), highlight=False, markup=False)
-    return run_longest(recipe, console, hardest, memory) if batch else 0
+    return run_longest(recipe, console, hardest) if batch else 0
 
 
 def _missing(settings: RLSettings) -> list[str]:
@@ -196,10 +180,8 @@ def _preview(recipe: Recipe, problem: Problem, tokenizer: Any, console: Console)
         announce(console, f"reward {name}: {', '.join(each)}")
 
 
-def _problems(
-    recipe: Recipe, console: Console
-) -> tuple[Sequence[Problem], int | None, Sequence[Problem]]:
-    """Training problems, the number of test problems, and the solutions to fine-tune on."""
+def _problems(recipe: Recipe, console: Console) -> tuple[Sequence[Problem], int | None]:
+    """Training problems, and the number of test problems."""
     data = recipe_problems(recipe)
     tell_overlap(console, data.overlap)
     problems: Sequence[Problem] = data.training
@@ -207,41 +189,10 @@ def _problems(
     if recipe.rl.max_prompt_length is not None:
         tokenizer = model_shape(recipe.model, recipe.rl.style)[1]
         problems = short_enough(problems, tokenizer, recipe.rl)
-    return problems, tests, data.tuning[: recipe.sft.limit if recipe.sft else 0]
+    return problems, tests
 
 
-def _estimate(
-    config: Any, recipe: Recipe, hardest: Longest, device: str, console: Console
-) -> Memory | None:
-    try:
-        return estimate(config, recipe.rl, hardest.tokens, device, recipe.dtype)
-    except ValueError as error:
-        console.print(str(error), highlight=False, markup=False)
-        return None
-
-
-def _needs(recipe: Recipe, config: Any, problems: Sequence[Problem], device: str) -> dict[str, int]:
-    """Bytes that fine-tuning needs at its peak; empty without one, or without an estimate."""
-    if recipe.sft is None or not problems:
-        return {}
-    tokenizer = model_shape(recipe.model, recipe.sft.style)[1]
-    length = longest_solution(problems, tokenizer, recipe.sft.style)
-    try:
-        return {"fine-tuning": tuning(config, recipe.sft, length, device, recipe.dtype)}
-    except ValueError:
-        return {}  # already reported for reinforcement learning
-
-
-def _at_most(needs: Mapping[str, int], device: str) -> str:
-    stage = max(needs, key=lambda name: needs[name])
-    libraries = LIBRARIES if device == "cpu" else 0
-    beside = " with Python and its libraries" if libraries else ""
-    size = readable(needs[stage] + libraries)
-    return f"at its peak, in {stage}, the run needs about {size}{beside}, evaluations aside."
-
-
-def _plan_table(recipe: Recipe, plan: Plan, memory: Memory | None) -> Table:
-    size = "" if memory is None else f", {readable(_checkpoint(memory))} each"
+def _plan_table(recipe: Recipe, plan: Plan) -> Table:
     tuning = "none"
     if (sft := recipe.sft) is not None:
         epochs = f"{sft.num_train_epochs:g} epochs"
@@ -263,7 +214,7 @@ def _plan_table(recipe: Recipe, plan: Plan, memory: Memory | None) -> Table:
         "a generation": f"{plan.completions:,} completions{of(plan.prompts)}",
         "total": f"{plan.generations:,} generations, {plan.all_completions:,} completions{passes}",
         "evaluations": f"{plan.evaluations}{answers}",
-        "checkpoints": f"{plan.checkpoints} written, {plan.kept} kept{size}",
+        "checkpoints": f"{plan.checkpoints} written, {plan.kept} kept",
     }
     table = Table(box=None, pad_edge=False, show_header=False, title=Text(recipe.name))
     table.title_justify = "left"
@@ -271,35 +222,6 @@ def _plan_table(recipe: Recipe, plan: Plan, memory: Memory | None) -> Table:
     table.add_column(overflow="fold")
     for name, value in rows.items():
         table.add_row(name, Text(value))
-    return table
-
-
-def _checkpoint(memory: Memory) -> int:
-    """Bytes of a checkpoint: trained weights, their moments and average, and samples in use."""
-    sizes = {part.name: part.size for part in memory.parts}
-    parts = (
-        "gradients",  # as large as the trained weights
-        "optimizer",
-        "average of the weights",
-        "rollout buffer",
-        "old hidden states",
-        "old output head",
-    )
-    return sum(sizes.get(name, 0) for name in parts)
-
-
-def _memory_table(memory: Memory, device: str) -> Table:
-    title = f"memory on one {device} device, estimated: reinforcement learning alone"
-    table = Table(box=None, pad_edge=False, title=title)
-    table.title_justify = "left"
-    table.add_column("part")
-    for phase in PHASES:
-        table.add_column(phase, justify="right")
-    for part in memory.parts:
-        cells = (readable(part.size) if phase in part.phases else "" for phase in PHASES)
-        table.add_row(part.name, *cells)
-    sums = (readable(memory.of(phase)) for phase in PHASES)
-    table.add_row("total", *sums, style="bold")
     return table
 
 

@@ -17,7 +17,6 @@ from rich.console import Console
 
 from trustclip.support.text import readable
 from trustclip.train.evaluation.backends.local import prompt_ids
-from trustclip.train.preflight.memory import Memory
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import PromptStyle, messages, set_chat_template, tokens_of
 from trustclip.train.settings.stages import Recipe, RLStage
@@ -50,12 +49,6 @@ def longest(problems: Sequence[Problem], tokenizer: Any, settings: RLStage) -> L
     return Longest(tuple(candidates[n] for _, n in ranked[:count]), ranked[0][0])
 
 
-def longest_solution(problems: Sequence[Problem], tokenizer: Any, style: PromptStyle) -> int:
-    """Tokens of the longest prompt with its solution."""
-    candidates = sorted(problems, key=lambda p: -len(p.problem) - len(p.solution or ""))[:64]
-    return max(tokens_of(tokenizer, problem, style, solved=True) for problem in candidates)
-
-
 def model_shape(name: str, style: PromptStyle) -> tuple[Any, Any]:
     """Configuration and tokenizer of a model, without its weights."""
     if name in BUILT_IN:
@@ -84,9 +77,7 @@ def _config_and_tokenizer(name: str) -> tuple[Any, Any]:
     return config, stored_tokenizer(name)
 
 
-def run_longest(
-    recipe: Recipe, console: Console, hardest: Longest, memory: Memory | None = None
-) -> int:
+def run_longest(recipe: Recipe, console: Console, hardest: Longest) -> int:
     """Generate and train once on the longest possible batch, and report its peak memory.
 
     The longest prompts, every completion forced to its limit, two updates: the optimizer's moments
@@ -98,7 +89,7 @@ def run_longest(
     """
     import torch
 
-    if not torch.cuda.is_available() and (reason := _too_much(recipe, memory, hardest)):
+    if not torch.cuda.is_available() and (reason := _too_much(recipe, hardest)):
         console.print(f"longest batch: not run. {reason}", highlight=False, markup=False)
         return 0
     start = time.monotonic()
@@ -108,11 +99,9 @@ def run_longest(
         reason = str(error).partition("\n")[0]
         console.print(f"longest batch: OUT OF MEMORY. {reason}", highlight=False, markup=False)
         return 1
-    line = f"longest batch: {readable(used)} at the peak"
-    if memory is not None:
-        line += f", estimated {readable(memory.peak)} ({used / memory.peak - 1:+.0%})"
+    line = f"longest batch: {readable(used)} at the peak, two updates in"
     seconds = time.monotonic() - start
-    console.print(f"{line}, two updates in {seconds:.0f} s.", highlight=False, markup=False)
+    console.print(f"{line} {seconds:.0f} s.", highlight=False, markup=False)
     if not torch.cuda.is_available():
         console.print(
             "On a CPU the peak is that of the whole process; libraries dominate small models."
@@ -120,31 +109,44 @@ def run_longest(
     return 0
 
 
-def _too_much(recipe: Recipe, memory: Memory | None, hardest: Longest) -> str | None:
+def _too_much(recipe: Recipe, hardest: Longest) -> str | None:
     """Reason not to run the longest batch on this CPU; None to run it."""
     import psutil
     import torch
 
-    if memory is None:
-        return "Without an estimate it might exhaust this machine's memory or take hours."
-    free = psutil.virtual_memory().available
-    if memory.peak > free:
-        return f"It needs about {readable(memory.peak)}, and {readable(free)} are free."
-    weights = next(part.size for part in memory.parts if part.name == "weights")
+    config, _ = model_shape(recipe.model, recipe.rl.style)
+    weights = weights_of(config)
+    # In float32: the weights, and where all are trained their gradients and two moments.
+    least, free = weights * (4 if recipe.rl.lora_r else 16), psutil.virtual_memory().available
+    if least > free:
+        return f"It needs more than {readable(least)}, and {readable(free)} are free."
     settings = recipe.rl
     length = hardest.tokens + settings.max_completion_length
     update = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
     # Two operations per weight and token forward, four backward; four bytes per weight.
     tokens = (4 * settings.samples + 2 * 6 * update) * length
     cores = torch.get_num_threads()
-    seconds = weights / 4 * tokens / (CORE_FLOPS * cores)
+    seconds = weights * tokens / (CORE_FLOPS * cores)
     if not samples_elsewhere(settings):
-        config = model_shape(recipe.model, settings.style)[0].get_text_config()
-        token = weights / CORE_BYTES + PER_LAYER * config.num_hidden_layers
+        layers = config.get_text_config().num_hidden_layers
+        token = 4 * weights / CORE_BYTES + PER_LAYER * layers
         seconds += settings.max_completion_length * token
     if seconds <= PATIENCE:
         return None
     return f"On this CPU it would take about {seconds / 60:.0f} minutes; run it on a GPU."
+
+
+def weights_of(config: Any) -> int:
+    """Number of weights of a causal language model, which is built without any memory for them."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"cannot build a model of type {config.model_type!r}: {error}") from error
+    return sum(weight.numel() for weight in model.parameters())
 
 
 def samples_elsewhere(settings: RLStage) -> bool:

@@ -1,6 +1,7 @@
 """Reading run directories, and logs of other trainers, for a report; nothing is written."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def find(paths: Sequence[Path]) -> Iterator[Path]:
     """Run directories, logs and tables among ``paths``: each itself, or all runs of a suite."""
     for path in paths:
         if (path / "suite.yaml").is_file():
-            planned = read_mapping(path / "suite.yaml").get("runs") or {}
+            planned = _suite(path).get("runs") or {}
             runs = sorted(p.parent for p in path.glob("*/config.yaml"))
             order = {name: place for place, name in enumerate(planned)}
             trained = [run for run in runs if not run.name.startswith("sft-")]
@@ -119,13 +120,27 @@ def _no_run_message(path: Path) -> str:
 
 def _entry(path: Path) -> Mapping[str, Any]:
     """The entry of a run directory in its suite, with what the suite says of all its runs."""
-    suite = read_mapping(path.resolve().parent / "suite.yaml")
+    suite = _suite(path.resolve().parent)
     runs = suite.get("runs")
     entry = runs.get(path.resolve().name) if isinstance(runs, Mapping) else None
     if not isinstance(entry, Mapping):
         return {}
     shared = {key: suite[key] for key in ("reference", "reaches") if suite.get(key) is not None}
     return {**entry, "suite": suite.get("name"), **shared}
+
+
+def _suite(folder: Path) -> Mapping[str, Any]:
+    """The ``suite.yaml`` in a folder, empty where there is none; it is parsed once, not by run."""
+    file = folder.resolve() / "suite.yaml"
+    if not file.is_file():
+        return {}
+    status = file.stat()
+    return _parsed(file, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=4)
+def _parsed(file: Path, _changed: int, _size: int) -> Mapping[str, Any]:
+    return read_mapping(file)
 
 
 def _metrics(path: Path) -> tuple[dict[str, list[Row]], int]:

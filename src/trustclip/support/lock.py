@@ -23,7 +23,32 @@ _lock_files: set[IO[str]] = set()
 
 def rank() -> int:
     """Rank of this process in its job; 0 for a process that runs alone."""
-    return int(os.environ.get("RANK", "0"))
+    return _job()[0]
+
+
+def world() -> int:
+    """Number of ranks in the job; 1 for a process that runs alone."""
+    return _job()[1]
+
+
+def _job() -> tuple[int, int]:
+    """Rank and number of ranks.
+
+    Raises:
+      ValueError: only one of ``RANK`` and ``WORLD_SIZE`` is set, or they are not those of a rank.
+    """
+    texts = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")}
+    if texts in ({"RANK": "", "WORLD_SIZE": ""}, {"RANK": "", "WORLD_SIZE": "1"}):
+        return 0, 1
+    if all(text.isdecimal() for text in texts.values()):
+        own, ranks = map(int, texts.values())
+        if own < ranks:
+            return own, ranks
+    raise ValueError(
+        f"the environment says RANK={texts['RANK']!r} and WORLD_SIZE={texts['WORLD_SIZE']!r}, "
+        "which is no rank of a job: a launcher such as torchrun sets both; for a process that "
+        "runs alone, unset both."
+    )
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Problems for a recipe, generated or from a source, with training and test problems disjoint."""
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from trustclip.support.lock import world
 from trustclip.support.terminal import announce, warn
 from trustclip.train.problems.arithmetic import Arithmetic
 from trustclip.train.problems.decontaminate import decontaminate
@@ -163,7 +163,7 @@ def _names(exclude: str) -> list[str]:
 
 def enough(problems: Sequence[Problem], settings: RLStage) -> None:
     """Refuse fewer problems than one generation takes: the trainer would make no update at all."""
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    processes = world()
     steps = settings.schedule.steps_per_generation
     minimum = settings.samples * processes // settings.num_generations
     if len(problems) < minimum:

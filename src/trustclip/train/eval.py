@@ -15,6 +15,7 @@ from trustclip.train.evaluation.backends.local import Backend, Local, Sampling
 from trustclip.train.evaluation.backends.vllm import VLLM, Engine
 from trustclip.train.evaluation.evaluate import Plan, evaluate, recover, scores_table
 from trustclip.train.evaluation.measures import Measures
+from trustclip.train.inputs import compare
 from trustclip.train.models import adapter_of, base_of, load_model
 from trustclip.train.problems.prompts import record
 from trustclip.train.rewarding import keep_code
@@ -43,6 +44,7 @@ def run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:
 def _run_evaluation(settings: EvalSettings, console: Console) -> RunDirectory:
     run = RunDirectory.resumed(settings.output_dir, "eval", settings)
     tasks = test_problems(settings, run)
+    compare(run, settings, {f"`tasks` {task}": problems for task, problems in tasks.items()})
     for task, problems in tasks.items():
         run.problems(problems, task)
     measures = Measures(settings.reward, settings.style.extraction)

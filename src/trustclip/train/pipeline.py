@@ -16,6 +16,7 @@ from trustclip.support.terminal import announce, print_table, warn
 from trustclip.support.text import interval_text
 from trustclip.train.checks import absent
 from trustclip.train.data import (
+    RecipeData,
     data_table,
     differences,
     recipe_problems,
@@ -27,6 +28,7 @@ from trustclip.train.data import (
 from trustclip.train.durable.ranks import by_first
 from trustclip.train.evaluation.evaluate import Evaluation, scores_table
 from trustclip.train.files import demo_recipe
+from trustclip.train.inputs import compare
 from trustclip.train.models import load_tokenizer
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import record
@@ -58,6 +60,7 @@ def run_recipe(recipe: Recipe, console: Console) -> RunDirectory:
 def prepare(recipe: Recipe, run: RunDirectory, console: Console) -> Iterator[Prepared]:
     """Load all problems, fine-tune, and prepare the reinforcement learning and its evaluations."""
     data = recipe_problems(recipe, run)
+    by_first(lambda: compare(run, recipe, named_problems(data)))
     show(console, differences(recipe))
     show(console, unlike(recipe.model, (recipe.sft or recipe.rl).style))
     tell_overlap(console, data.overlap)
@@ -93,6 +96,13 @@ def prepare(recipe: Recipe, run: RunDirectory, console: Console) -> Iterator[Pre
         run.summarize({**facts, "finished": False})
         problems = {None: data.training, **data.tests}
         yield replace(prepared, problems=problems, facts=facts, evaluation=evaluation)
+
+
+def named_problems(data: RecipeData) -> dict[str, Sequence[Problem]]:
+    """The problems of a recipe by the settings that name them."""
+    tuning = {"`sft.dataset`": data.tuning} if data.tuning else {}
+    tests = {f"`eval.tasks` {task}": problems for task, problems in data.tests.items()}
+    return {"`rl.dataset`": data.training, **tuning, **tests}
 
 
 def _refuse_before_tuning(recipe: Recipe, problems: Sequence[Problem]) -> None:

@@ -4,12 +4,12 @@ import asyncio
 import hashlib
 import inspect
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from trustclip.support.lock import rank
 from trustclip.train.data import training_row
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.verify import AnswerReward, SoftOverlong
@@ -52,7 +52,7 @@ class NoisyReward:
         """Rewards of the completions, inverted ones included, in TRL's signature."""
         rewards = self._reward(prompts, completions, **columns)
         # Every rank rewards as many completions: this rank's begin at `first` of the generation.
-        first = int(os.environ.get("RANK", "0")) * len(rewards)
+        first = rank() * len(rewards)
         step = getattr(columns.get("trainer_state"), "global_step", None)
         inverted = [
             self.inverts(step, first + place, identity)
@@ -151,7 +151,7 @@ def complaints(reward: Any) -> Iterable[str]:
 def keep_code(run: RunDirectory, names: Iterable[str]) -> None:
     """Copy the Python files of these ``file.py:name`` to the run's folder ``code``, once each.
 
-    A file that has changed since is copied beside the first, and the change is noted.
+    A file that has changed since is copied beside the first.
     """
     if not run.leads:
         return
@@ -170,5 +170,3 @@ def keep_code(run: RunDirectory, names: Iterable[str]) -> None:
             copy = folder / f"{file.stem}-{number}.py"
         else:
             copy.write_text(text, encoding="utf-8")
-            if number > 1:
-                run.notice(0, "code", f"{file} has changed since the run began: see {copy.name}.")

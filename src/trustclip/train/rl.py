@@ -5,7 +5,6 @@ refuses what does not fit, `train` trains and saves. Settings are read in the fi
 """
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +17,7 @@ from trustclip.findings.live.recorder import notifier, outcome, token_sampler
 from trustclip.logs.writing.completions import Completions, Notice
 from trustclip.support.consent import names_in
 from trustclip.support.jsonl import plain
+from trustclip.support.lock import world
 from trustclip.support.terminal import announce
 from trustclip.train.card import conclude
 from trustclip.train.checks import refuse
@@ -36,6 +36,7 @@ from trustclip.train.data import (
 from trustclip.train.durable.ranks import by_first
 from trustclip.train.durable.rollcall import Interrupted
 from trustclip.train.evaluation.evaluate import Evaluation
+from trustclip.train.inputs import compare
 from trustclip.train.models import load_model, save_model
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import record
@@ -113,6 +114,7 @@ def prepare(plan: Plan, run: RunDirectory, console: Console) -> Iterator[Prepare
     tell_overlap(console, overlap)
     enough(problems, plan)
     check_data(problems, plan)
+    by_first(lambda: compare(run, plan, {"`dataset`": problems}))
     show(console, unlike(plan.model, plan.style))
     announce(console, headline(plan, len(problems)))
     with ready(plan, problems, run, console) as prepared:
@@ -129,7 +131,7 @@ def headline(plan: RLSettings, problems: int) -> str:
       'rl: atr on tiny in runs/a; 64 problems; 1000 updates, 2 with each generation of 32 \
 completions, 8 of each problem'
     """
-    size = plan.samples * int(os.environ.get("WORLD_SIZE", "1"))
+    size = plan.samples * world()
     return (
         f"rl: {plan.method.name} on {plan.model} in {plan.output_dir}; {problems} problems; "
         f"{plan.max_steps} updates, {plan.schedule.updates_per_generation:g} with each generation "
@@ -184,7 +186,7 @@ def starting_model(settings: RLSettings, run: RunDirectory, console: Console) ->
     """
     name = settings.model
     if name in BUILT_IN:
-        name = str(prime(run.path / "sft", name, settings.seed, console))
+        name = str(prime(run.path / "sft", settings, console))
     else:
         announce(console, f"loading {name}")
     return load_model(name, settings.style, dtype=settings.dtype)

@@ -11,6 +11,7 @@ from urllib.request import urlopen
 from rich.console import Console
 
 from trustclip.engines.served import PROCESSED, ServedSampler, complaints, logprobs_mode
+from trustclip.support.lock import rank
 from trustclip.support.secrets import redact
 from trustclip.support.terminal import announce
 from trustclip.train.settings.stages import RLSettings, RLStage
@@ -68,7 +69,7 @@ def vllm_server(settings: RLStage) -> str | None:
 def await_server(settings: RLStage, console: Console) -> None:
     """Wait for the vLLM server as long as TRL would, but before a model loads, and check it."""
     url = vllm_server(settings)
-    if url is None or os.environ.get("RANK", "0") != "0":
+    if url is None or rank() > 0:
         return
     if not answers(f"{url}/health", healthy=True):
         patience = float(_option(settings, "timeout"))
@@ -90,7 +91,7 @@ def await_server(settings: RLStage, console: Console) -> None:
 
 def check_sampling(settings: RLSettings) -> None:
     """Refuse a server that cannot sample for training, or lacks the model's tokenizer."""
-    if settings.server == "none" or os.environ.get("RANK", "0") != "0":
+    if settings.server == "none" or rank() > 0:
         return
     from trustclip.train.models import load_tokenizer
 

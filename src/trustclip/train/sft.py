@@ -20,6 +20,7 @@ from trustclip.train.data import show, tell_overlap, training_data, unlike
 from trustclip.train.durable.ranks import by_first
 from trustclip.train.durable.rollcall import Interrupted
 from trustclip.train.files import Source, build, preset
+from trustclip.train.inputs import compare
 from trustclip.train.models import load_model, save_model
 from trustclip.train.problems.hub import hub_source, named_after, select_for_sft
 from trustclip.train.problems.problem import Problem
@@ -27,7 +28,7 @@ from trustclip.train.problems.prompts import completion, messages, record, token
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.runs.opening import open_run
 from trustclip.train.runs.progress import Stage
-from trustclip.train.settings.stages import Saved, SFTSettings
+from trustclip.train.settings.stages import RLSettings, Saved, SFTSettings
 from trustclip.train.watch.callbacks import Recorder, silence
 
 
@@ -87,6 +88,8 @@ def prepare(
         problems, facts["overlap"] = training_data(settings, run)
         tell_overlap(console, facts["overlap"])
         announce(console, f"sft: {settings.model} on {len(problems)} solutions, in {run.path}")
+    solved = {"`dataset`": problems}
+    by_first(lambda: compare(run, settings, solved))
     show(console, unlike(settings.model, settings.style))
     model, tokenizer = load_model(settings.model, settings.style, settings.seed, settings.dtype)
     problems = format_examples(problems, tokenizer, settings)
@@ -167,15 +170,16 @@ def train(prepared: Prepared, run: RunDirectory, console: Console) -> None:
     console.print(f"model in {run.final}", highlight=False)
 
 
-def prime(folder: Path, model: str, seed: int, console: Console, *, steps: int = 60) -> Path:
+def prime(folder: Path, started: RLSettings, console: Console) -> Path:
     """Make a built-in model and teach it the answer format, from mostly terse and wrong solutions.
 
-    A finished run in ``folder`` is reused. ``steps`` are updates of 32 solutions: after
-    320, 97 % of tiny's worked chains are right. Returns the model's folder.
+    A finished run in ``folder`` is reused. The reinforcement learning ``started`` it, and begins
+    from what 60 updates of 32 solutions leave.
 
     Raises:
       Interrupted: a stop was requested meanwhile; the same call continues.
     """
-    changes = {"model": model, "output_dir": folder, "seed": seed, "max_steps": steps}
+    place = {name: getattr(started, name) for name in ("model", "seed", "changed_inputs")}
+    changes = {**place, "output_dir": folder, "max_steps": 60}
     settings = build(SFTSettings, preset("sft", "tiny"), Source(changes=changes))
     return sft(settings, console, part=True).final

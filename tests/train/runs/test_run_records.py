@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 
 import pytest
 import yaml
@@ -17,6 +18,7 @@ from trustclip.report.console import explain
 from trustclip.report.results import tidy
 from trustclip.report.tables import latex_text
 from trustclip.support.jsonl import append_jsonl, read_jsonl, read_mapping
+from trustclip.support.lock import only_process
 from trustclip.support.secrets import redact, redacted_argv
 from trustclip.support.text import duration, markdown_text
 from trustclip.train.card import about
@@ -38,6 +40,45 @@ def test_a_run_is_resumed_whatever_its_neutral_settings(tmp_path):
     assert RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, **changed)).path == tmp_path
     with pytest.raises(ValueError, match="max_steps"):
         RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, max_steps=3))
+
+
+@pytest.mark.parametrize("job", [("1", None), ("", "2"), ("2", "2"), ("one", "2")])
+def test_half_a_rank_is_refused_before_anything_is_written(tmp_path, monkeypatch, job):
+    for name, value in zip(("RANK", "WORLD_SIZE"), job, strict=True):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=r"RANK=.* and WORLD_SIZE=.*unset both"):
+        RunDirectory(tmp_path / "run", "rl", settings(tmp_path))
+    with pytest.raises(ValueError, match="unset both"), only_process(tmp_path / "run"):
+        pass
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("RANK", "")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert RunDirectory(tmp_path / "run", "rl", settings(tmp_path)).leads
+
+
+def test_a_clock_that_jumps_is_no_time_spent(tmp_path, monkeypatch):
+    run = RunDirectory(tmp_path, "rl", settings(tmp_path))
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 3e8)
+    run.summarize({})
+    assert 0 <= run.summary["seconds"] < 1e6
+
+
+def test_the_file_of_a_suite_is_parsed_once_for_all_its_runs(tmp_path, monkeypatch):
+    names = [f"clip-seed{seed}" for seed in range(4)]
+    for seed, name in enumerate(names):
+        make_run(tmp_path / name, Spec(seed=seed))
+    entries = {name: {"label": "clip"} for name in names}
+    (tmp_path / "suite.yaml").write_text(yaml.safe_dump({"name": "s", "runs": entries}))
+    parsed = []
+    monkeypatch.setattr(
+        "trustclip.logs.reader.read_mapping", lambda path: parsed.append(path) or read_mapping(path)
+    )
+    runs = read_runs([tmp_path])
+    assert [run.entry["suite"] for run in runs] == ["s"] * 4
+    assert [path.name for path in parsed].count("suite.yaml") == 1
 
 
 def test_a_setting_that_a_run_has_otherwise_is_told_with_both_values(tmp_path):

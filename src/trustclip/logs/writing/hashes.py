@@ -15,7 +15,10 @@ from trustclip.support.jsonl import plain
 #: Folder of the trained model.
 FINAL = "final"
 #: Files beside the rows that a run writes and that its results depend on.
-_SETTINGS = ("config.yaml", MARKS, "environment.json", "extensions.jsonl", "quarantine.jsonl")
+_SETTINGS = (
+    *("config.yaml", MARKS, "environment.json", "inputs.json"),
+    *("extensions.jsonl", "quarantine.jsonl"),
+)
 #: Written after the summary, and again when a page of the run is made.
 _CARD = f"{FINAL}/README.md"
 

@@ -49,8 +49,10 @@ from trustclip.support.secrets import redact
 CURSORS = "cursors.jsonl"
 #: A line for each time that the run was given more updates.
 EXTENSIONS = "extensions.jsonl"
+#: Hashes of what the settings name, and what of it had changed when the run was continued.
+INPUTS = "inputs.json"
 #: What a run directory holds before anything was computed.
-_WHAT = {"config.yaml", MARKS, "problems.jsonl", "quarantine.jsonl"}
+_WHAT = {"config.yaml", MARKS, INPUTS, "problems.jsonl", "quarantine.jsonl"}
 UNBEGUN = {LOCK, "environment.json", *_WHAT}
 #: Names that a cursor may hold: of the files that grow.
 GROWING = re.compile(rf"(gates|metrics|problems)\.jsonl|{SHARD.pattern}|{TOKENS}/{UPDATE.pattern}")
@@ -135,7 +137,7 @@ class RunWriter:
         if rank() == 0:
             refuse_links(path)
         self.path = path
-        self._started, self._cpu = time.time(), time.process_time()
+        self._started, self._cpu = time.monotonic(), time.process_time()
         self._extents, self._cut = Extents(), False
         self._step = 0  # of the newest row
         self.extended = ""
@@ -209,16 +211,19 @@ class RunWriter:
         write_tokens(path, [TokenRow.of(row) for row in rows])
 
     def pose(self, problems: Iterable[Mapping[str, Any]], task: str | None = None) -> None:
-        """Record problems (``id``, ``problem``, ``answer``), each once, in ``problems.jsonl``."""
+        """Record problems (``id``, ``problem``, ``answer``), each once, in ``problems.jsonl``.
+
+        One that has changed is recorded again, after the first.
+        """
         if not self.leads:
             return
         path = self.path / "problems.jsonl"
-        ids = {(row["task"], row["id"]) for row in read_jsonl(path)} if path.exists() else set()
-        new = [
+        known = {(r["task"], r["id"]): r for r in read_jsonl(path)} if path.exists() else {}
+        rows = (
             {"id": p["id"], "task": task, "problem": p["problem"], "answer": p["answer"]}
             for p in problems
-            if (task, p["id"]) not in ids
-        ]
+        )
+        new = [row for row in rows if known.get((task, row["id"])) != row]
         if new:
             self._look()
             extend_jsonl(path, new)
@@ -281,7 +286,7 @@ class RunWriter:
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``, whole or not at all, once the rows it is of are on the disk."""
         spent = {
-            "seconds": round(time.time() - self._started, 1),
+            "seconds": round(time.monotonic() - self._started, 1),
             "cpu_seconds": round(time.process_time() - self._cpu, 1),
         }
         if self.leads:

@@ -5,7 +5,6 @@ import contextlib
 import functools
 import itertools
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trustclip.support.lock import rank
+from trustclip.support.lock import rank, world
 from trustclip.support.names import TrainingError
 from trustclip.train.durable.rollcall import GRACE
 from trustclip.train.durable.store import CheckpointError, NonFiniteError
@@ -94,7 +93,7 @@ def by_first(action: Callable[[], Any]) -> Any:
       >>> by_first(lambda: "done")
       'done'
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if world() == 1:
         return action()
     store, key = _store(), f"trustclip/by-first/{next(_calls)}"
     if rank() > 0:
@@ -127,7 +126,7 @@ def _await_result(store: Any, key: str) -> Any:
 
 def _until_read(store: Any, key: str) -> None:
     """Keep a store that lives in this process until the other ranks have read from it."""
-    others = range(1, int(os.environ["WORLD_SIZE"]))
+    others = range(1, world())
     with contextlib.suppress(RuntimeError):  # one of them has ended
         store.wait([f"{key}/{other}" for other in others], GRACE)
 

@@ -1,7 +1,6 @@
 """A dry run of a recipe: its plan in numbers, a prompt, and its longest batch once."""
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trustclip.constraints.base import Trait
+from trustclip.support.lock import world
 from trustclip.support.marks import fields_of
 from trustclip.support.terminal import announce, quote, warn
 from trustclip.train.checks import absent, refuse
@@ -131,7 +131,7 @@ def dry_run(recipe: Recipe, console: Console, *, batch: bool = True) -> int:
     Returns:
       0, or 1 when the longest batch does not fit in the device's memory.
     """
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    processes = world()
     settings = recipe.rl
     try:
         problems, tests = _problems(recipe, console)

@@ -7,9 +7,12 @@ from typing import Any, ClassVar
 
 from trustclip.logs.identity import Marks, essential
 from trustclip.logs.summary import read_summary
+from trustclip.logs.writing.extents import Cursor
 from trustclip.logs.writing.hashes import FINAL, missing_files
-from trustclip.logs.writing.run import RunWriter, described, whole
+from trustclip.logs.writing.run import INPUTS, RunWriter, described, whole
 from trustclip.support.flush import flush, flush_tree
+from trustclip.support.jsonl import read_mapping
+from trustclip.support.text import join_words
 from trustclip.train.durable.store import CheckpointStore
 from trustclip.train.problems.problem import Problem
 
@@ -78,6 +81,29 @@ class RunDirectory(RunWriter):
     def mark(self) -> dict[str, int]:
         """Sizes of the files that grow, for `rewind`, at once and not safe from a power cut."""
         return {self._name(path): path.stat().st_size for path in self._row_files()}
+
+    @property
+    def changes(self) -> list[str]:
+        """A sentence for each time that the run was continued on other inputs."""
+        recorded = read_mapping(self.path / INPUTS).get("changes", [])
+        return [
+            f"The run continued on other inputs than before: {join_words(c)}." for c in recorded
+        ]
+
+    def rewind(self, cursor: Cursor) -> None:
+        """`RunWriter.rewind`, after which the rows say on what other inputs the run continues."""
+        super().rewind(cursor)
+        if self.leads:
+            rows = self.logged()
+            told, last = {row.get("text") for row in rows}, max([0, *(r["step"] for r in rows)])
+            for text in self.changes:
+                if text not in told:
+                    self.notice(last, "changed_inputs", text)
+
+    def summarize(self, summary: Mapping[str, Any]) -> None:
+        """`RunWriter.summarize`, with `changes` where there are any."""
+        changed = {"changed_inputs": self.changes} if self.changes else {}
+        super().summarize({**summary, **changed})
 
     def start_over(self) -> None:
         """Before training: set aside rows that no checkpoint continues.

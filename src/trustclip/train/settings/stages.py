@@ -171,6 +171,11 @@ class Place:
     """Random seed of the whole run."""
     dtype: Annotated[Dtype, Since(before="auto")] = "auto"
     """Precision in which the model is loaded; "auto" is bfloat16 on a GPU and float32 on a CPU."""
+    changed_inputs: Annotated[bool, Neutral("the run records what of its inputs has changed")] = (
+        False
+    )
+    """Continue a stopped run although what its settings name has changed since: rows of a data
+    set, code of a reward or method, chat template, tokenizer, versions of packages."""
 
 
 @checked

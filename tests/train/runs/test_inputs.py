@@ -55,7 +55,7 @@ CHANGES = {
     "rows": (lambda f: edit(f / "d.jsonl", "3+1=", "3+2="), "the rows of `dataset`"),
     "order": (lambda f: reverse(f / "d.jsonl"), "the order of the rows of `dataset`"),
     "reward": (lambda f: edit(f / "rew.py", "% 2", "% 3"), "the code of rew.py:even"),
-    "method": (lambda f: edit(f / "own.py", "0.2", "0.3"), "the code of own.py:Mine"),
+    "method": (lambda f: edit(f / "own.py", "<= self", "< self"), "the code of own.py:Mine"),
     "template": (
         lambda f: (f / "model" / "chat_template.jinja").write_text("{{ messages[0]['content'] }}"),
         "the chat template",
@@ -133,7 +133,7 @@ def test_a_method_that_became_wrong_is_refused_for_its_fault(folder):
     edit(folder / "own.py", "gates.hard(batch, kept)", "Surrogate(batch.advantages * 0, kept)")
     refused = trustclip("resume", "run", "--allow-code", "--changed-inputs")
     assert refused.returncode == 2 and "Traceback" not in refused.stderr
-    assert "method: " in refused.stderr and "own.py:Mine" in refused.stderr
+    assert "'own.py:Mine' is wrong. The objective has no gradient" in refused.stderr
 
 
 def test_an_evaluation_refuses_other_problems(folder):

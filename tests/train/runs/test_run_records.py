@@ -69,7 +69,7 @@ def test_a_clock_that_jumps_is_no_time_spent(tmp_path, monkeypatch):
 def test_the_file_of_a_suite_is_parsed_once_for_all_its_runs(tmp_path, monkeypatch):
     names = [f"clip-seed{seed}" for seed in range(4)]
     for seed, name in enumerate(names):
-        make_run(tmp_path / name, Spec(seed=seed))
+        make_run(tmp_path / name, Spec({"name": "clip"}, seed=seed))
     entries = {name: {"label": "clip"} for name in names}
     (tmp_path / "suite.yaml").write_text(yaml.safe_dump({"name": "s", "runs": entries}))
     parsed = []
@@ -84,7 +84,7 @@ def test_the_file_of_a_suite_is_parsed_once_for_all_its_runs(tmp_path, monkeypat
 def test_a_setting_that_a_run_has_otherwise_is_told_with_both_values(tmp_path):
     RunDirectory(tmp_path, "rl", settings(tmp_path)).summarize({})
     with pytest.raises(
-        ValueError, match=r"server='none', not 'fixed'; .* max_steps upwards, and logg"
+        ValueError, match=r"server='none', not 'fixed'; .* max_steps upwards, and changed_inputs"
     ):
         RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, server="fixed"))
     config = yaml.safe_load((tmp_path / "config.yaml").read_text())

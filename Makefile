@@ -16,7 +16,7 @@
 # make hashes        the hashes of what is pinned, anew (after a change of requirements/*.txt)
 # make audit         known vulnerabilities of what is pinned
 # make verl-setup | verl-test | verl-e2e   the same method in verl, in an environment of its own
-# make real-setup | real-test   vLLM, Slurm, Ray and llama.cpp themselves, with a pretrained model (Linux, x86-64)
+# make real-setup | real-test   vLLM, Slurm and llama.cpp themselves, with a pretrained model (Linux, x86-64)
 #
 # DEPENDENCIES=oldest | newest   instead of the pinned ones: the oldest releases that pyproject.toml
 #                                allows, or whatever is newest today (in a fresh .venv)
@@ -179,7 +179,6 @@ verl-setup: $(VERL)/.installed
 
 verl-test: $(VERL)/.installed
 	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -m "not slow" tests/engines/verl tests/engines/test_other_engines.py src/trustclip/engines/verl/loss.py
-	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -k ray tests/train/suite/test_suite_elsewhere.py
 
 verl-e2e: $(VERL)/.installed
 	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -s tests/engines/verl/test_main_ppo.py

@@ -8,7 +8,6 @@ _NEEDS = {
     "engines/verl/plugin.py": "verl",
     "engines/verl/watch.py": "verl",
     "train/suite/launchers/slurm.py": "submitit",
-    "train/suite/launchers/ray.py": "ray",
 }
 
 collect_ignore_glob = [

@@ -30,7 +30,7 @@ from trustclip.train.suite.launchers.local import environment
 from trustclip.train.suite.plan import digest, plan
 from trustclip.train.suite.run import _arguments
 from trustclip.train.suite.table import Results
-from trustclip.train.suite.watch import Progress
+from trustclip.train.suite.watch import Watched
 
 WORKER = (sys.executable, str(Path(__file__).parents[2] / "support" / "standin_run.py"))
 
@@ -577,33 +577,26 @@ def test_shipped_suites_hold_the_papers_methods(path):
     assert len({job.path for job in made.jobs}) == len(made.jobs)
 
 
-def test_progress_is_read_as_it_grows(folder, monkeypatch):
+def test_progress_is_read_as_it_grows(folder):
     folder.write({**RECIPE, "eval": {"tasks": "arithmetic,aime24", "k": 2}})
     (job, *_) = plan(folder.file).runs
-    metrics, now = job.path / "metrics.jsonl", [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    metrics = job.path / "metrics.jsonl"
     job.path.mkdir(parents=True)
-    append_jsonl(metrics, [{"stage": "rl", "step": 2, "reward": 0.5, "trustclip/gated": 0.25}])
-    progress = Progress(job)
-    assert progress.cells() == ["2/8", "0.500", "25.0%", "", ""]
+    append_jsonl(metrics, [{"stage": "rl", "step": 2}])
+    run = Watched(job)
+    assert (run.step, run.updates) == (2, 8)
     with metrics.open("a") as file:
         file.write('{"stage": "rl", "step": 3}\n{"stage": "rl", "st')
-    assert not progress.refresh() and progress.step == 3 and progress.reward == 0.5
-    now[0] = 130.0
+    assert not run.refresh() and run.step == 3
     with metrics.open("a") as file:
         file.write('ep": 6}\n')
     append_jsonl(metrics, [{"stage": "eval", "step": 6, "task": "aime24", "mean@2": 0.1}])
-    assert not progress.refresh()
-    append_jsonl(
-        metrics,
-        [{"stage": "eval", "step": 6, "task": "average", "mean@2": 0.2, "mean@2/low": 0.1}],
-    )
-    assert progress.refresh()
-    # 30 s for updates 3 to 6: 10 s each, two are left.
-    assert progress.cells() == ["6/8", "0.500", "25.0%", "Mean@2 20.0%", "20 s"]
-    metrics.write_text('{"stage": "rl", "step": 5}\n')
-    progress.refresh()
-    assert progress.step == 5
+    assert not run.refresh() and run.step == 6
+    average = {"stage": "eval", "step": 6, "task": "average", "mean@2": 0.2, "mean@2/low": 0.1}
+    append_jsonl(metrics, [average])
+    assert run.refresh() and run.score == "update 6/8, Mean@2 20.0%"
+    metrics.write_text('{"stage": "rl", "step": 5}\n')  # cut back to a checkpoint
+    assert not run.refresh() and run.step == 5
 
 
 def several(rights, k=4):
@@ -705,9 +698,9 @@ def test_runs_without_evaluation_have_a_table_too(folder):
     assert "K = no samples of each of 0 problems (none)" in (folder.out / "table.md").read_text()
 
 
-def test_the_terminal_shows_a_table_that_fits(folder):
+def test_a_terminal_shows_a_bar_of_every_run(folder):
     said = io.StringIO()
     console = Console(file=said, width=120, height=6, force_terminal=True)
     assert run_suite(folder.file, console, command=WORKER) == 0
     text = said.getvalue()
-    assert "1 running" in text and "7 finished" in text and "8/8" in text
+    assert "clip-seed0" in text and "8/8" in text and "table in" in text

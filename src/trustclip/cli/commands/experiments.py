@@ -247,17 +247,17 @@ class Suite:
     file: Argument[Path]
     """YAML file of the suite, or the name of one that comes with trustclip."""
     max_parallel: int | None = None
-    """Maximum number of concurrent runs; 1 on this machine, unlimited under a scheduler."""
+    """Maximum number of concurrent runs; 1 on this machine, unlimited under Slurm."""
     on: str = "local"
-    """Where runs execute: local, slurm (jobs, by submitit) or ray (tasks)."""
+    """Where runs execute: local, or slurm (jobs, by submitit)."""
     gpus: int | None = None
-    """GPUs per run; 1 when unset (slurm and ray, as the next two)."""
+    """GPUs per job of Slurm; 1 when unset."""
     cpus: int | None = None
-    """Processors per run; 4 when unset."""
+    """Processors per job; 4 when unset."""
     extra: tuple[str, ...] = ()
-    """NAME=VALUE: an option of sbatch (account=me), or an amount of a Ray resource."""
+    """NAME=VALUE: an option of sbatch, such as account=me."""
     hours: float | None = None
-    """Time limit of a Slurm job, hours; 24 when unset. At the limit a run saves; call again."""
+    """Time limit of a job, hours; 24 when unset. At the limit a run saves; call again."""
     partition: str | None = None
     """Partition of a Slurm cluster."""
     dry_run: bool = False

@@ -1,10 +1,10 @@
 """Running a suite: its unfinished runs, several at a time, resumable after any failure."""
 
+import importlib.util
 import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from trustclip.support.jsonl import append_jsonl, write_text
 from trustclip.support.lock import only_process
 from trustclip.support.terminal import print_table
 from trustclip.support.text import one_line
-from trustclip.train.suite.launchers.base import Local, Running, elsewhere, resources_of
-from trustclip.train.suite.launchers.local import Interruptions
+from trustclip.train.suite.launchers.base import Resources, Running, resources_of
+from trustclip.train.suite.launchers.local import Interruptions, Local
 from trustclip.train.suite.plan import Job, Plan, plan
 from trustclip.train.suite.table import Results, overview
 from trustclip.train.suite.watch import Display, State
@@ -48,10 +48,10 @@ def run_suite(
     Args:
       path: YAML file of `SuiteSettings`.
       console: for the progress and the table.
-      max_parallel: runs at a time; when None, 1 on this machine and all under a scheduler, which
-        has its own queue.
-      on: ``"local"``, ``"slurm"`` or ``"ray"``.
-      resources: of a run under a scheduler, as `resources_of` takes them.
+      max_parallel: runs at a time; when None, 1 on this machine and all under Slurm, which has
+        its own queue.
+      on: ``"local"`` or ``"slurm"``.
+      resources: of a run under Slurm, as `resources_of` takes them.
       dry_run: only list what would run.
       command: ``trustclip``; its status is 0 if everything is saved.
 
@@ -66,17 +66,29 @@ def run_suite(
         console.print(_intention(suite))
         return 0
     slots = max_parallel or (1 if request is None else len(suite.jobs))
-    launcher = Local(slots) if request is None else elsewhere(on, request)
+    launcher = Local(slots) if request is None else _slurm(request)
 
     def start(job: Job, slot: int) -> Running:
         return launcher.start(job.path, [*command, *_arguments(job)], slot)
 
-    with closing(launcher), only_process(suite.out):
+    with only_process(suite.out):
         write_text(suite.out / "suite.yaml", _yaml(suite.resolved()))
         line = f"trustclip suite {shlex.quote(str(path))}{_options(on, resources or {})}"
         line += f" --max-parallel {slots}" if request is None or max_parallel else ""
         line += _consent(dict(suite.methods))
         return _Suite(suite, console, slots, start, line).run()
+
+
+def _slurm(resources: Resources) -> Any:
+    """The launcher of Slurm's jobs."""
+    if importlib.util.find_spec("submitit") is None:
+        raise ValueError(
+            "--on slurm needs the package submitit: pip install 'trustclip[slurm]', here and "
+            "where the runs execute."
+        )
+    from trustclip.train.suite.launchers.slurm import Slurm
+
+    return Slurm(resources)
 
 
 def _options(on: str, resources: Mapping[str, Any]) -> str:
@@ -102,7 +114,7 @@ class _Suite:
         self._states: dict[str, State] = {job.name: "waiting" for job in suite.jobs}
         self._active: dict[int, tuple[Job, Running]] = {}
         self._failures: dict[str, str] = {}
-        self._display = Display(console, suite.jobs, self._states)
+        self._display = Display(console, self._states)
 
     def run(self) -> int:
         self._note("suite", "started", runs=len(self._plan.runs))
@@ -154,7 +166,7 @@ class _Suite:
 
     def _start(self, job: Job) -> None:
         slot = min(set(range(self._slots)) - self._active.keys())
-        self._display.restart(job)
+        self._display.begin(job)
         process = self._start_run(job, slot)
         self._active[slot] = job, process
         self._states[job.name] = "running"
@@ -176,7 +188,7 @@ class _Suite:
 
     def _close(self, job: Job, process: Running, status: int) -> None:
         """Record the end of a process, judged by its run directory, then by its exit status."""
-        self._display.update(now=True)
+        self._display.update()
         ending = self._states[job.name] == "ending"
         seconds = round(time.monotonic() - process.started, 1)
         if job.summary is not None:

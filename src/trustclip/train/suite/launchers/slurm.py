@@ -12,15 +12,15 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import submitit  # pyright: ignore[reportMissingImports]  # an extra
 from submitit.core.utils import FailedJobError  # pyright: ignore[reportMissingImports]
 
 from trustclip.support.jsonl import write_text
 from trustclip.support.text import one_line
-from trustclip.train.suite.launchers.base import RemoteRun, Resources, attend, clear
-from trustclip.train.suite.launchers.local import GRACE_SECONDS
+from trustclip.train.suite.launchers.base import REQUEST, WORKER, Resources, attend, clear
+from trustclip.train.suite.launchers.local import GRACE_SECONDS, log_end
 
 #: States of a job that has ended; one with any other, also one that is new to us, has not.
 ENDED = {
@@ -113,12 +113,12 @@ class Slurm:
         self._resources, self._cluster = resources, cluster
         self._queue = Queue() if cluster == "slurm" else None
 
-    def start(self, folder: Path, command: Sequence[str], slot: int) -> RemoteRun:
+    def start(self, folder: Path, command: Sequence[str], slot: int) -> "SlurmRun":
         """Submit the run, or find the job of an earlier call."""
         folder = folder.resolve()
         earlier = self._earlier(folder / "slurm")
         if earlier is not None:
-            return RemoteRun(folder, _Job(earlier, self._queue), reattached=True)
+            return SlurmRun(folder, earlier, self._queue, reattached=True)
         clear(folder)
         executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=self._cluster)
         executor.update_parameters(**self._parameters(folder.name))
@@ -128,10 +128,7 @@ class Slurm:
             reason = str(error).strip().splitlines()[-1]
             raise ValueError(f"Slurm rejected the job of {folder.name}: {reason}") from error
         write_text(folder / "slurm" / "job.txt", job.job_id)
-        return RemoteRun(folder, _Job(job, self._queue))
-
-    def close(self) -> None:
-        """Nothing to release: the jobs belong to Slurm."""
+        return SlurmRun(folder, job, self._queue)
 
     def _earlier(self, folder: Path) -> Any | None:
         try:
@@ -164,38 +161,69 @@ class Slurm:
         return parameters
 
 
-class _Job:
-    def __init__(self, job: Any, queue: Queue | None) -> None:
-        self._job, self._queue = job, queue
-        self._end: str | None = None
-        self.name = f"job {job.job_id}"
+class SlurmRun:
+    """A run in a job of Slurm."""
 
-    def done(self) -> bool:
+    def __init__(
+        self, folder: Path, job: Any, queue: Queue | None, *, reattached: bool = False
+    ) -> None:
+        self._folder, self._job, self._queue = folder, job, queue
+        self._reattached = reattached
+        self._lost: list[str] = []
+        self._withdrawn = False
+        self.started = time.monotonic()
+        log = folder / "run.log"
+        self._start = log.stat().st_size if log.exists() else 0
+
+    @property
+    def pid(self) -> str | None:
+        """Name of the job; None while waiting for a run of an earlier call."""
+        return None if self._reattached else f"job {self._job.job_id}"
+
+    def poll(self) -> int | None:
+        """Exit status; None while it waits or runs, 1 if its worker was lost."""
+        if self._withdrawn:
+            return 0
         if self._queue is None:
-            return self._job.done()
-        if self._result():
-            return True
-        self._end = self._queue.end(self._job.job_id)
-        return self._end is not None
+            end = "" if self._job.done() else None
+        else:
+            end = "" if self._has_result() else self._queue.end(self._job.job_id)
+        if end is None:
+            return None
+        if end:
+            how = "cancelled, killed or lost" if end == "gone" else end
+            self._lost = [f"job {self._job.job_id} left Slurm's queue without a result ({how})"]
+            return 1
+        try:
+            status = self._job.result()
+        # Whatever submitit raises, the job is over; the next call starts the run again.
+        except Exception as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            self._lost = [f"{type(error).__name__}: {lines[-1] if lines else 'no reason given'}"]
+            return 1
+        self._reattached = self._reattached or status is None
+        return status or 0
 
-    def _result(self) -> bool:
+    def _has_result(self) -> bool:
         """Whether the job has left one, also on a file system of the network that remembers."""
         folder = self._job.paths.folder
         with suppress(OSError):
             folder.chmod(folder.stat().st_mode)
         return self._job.paths.result_pickle.exists()
 
-    def result(self) -> int | None:
-        if self._end is not None:
-            raise LostJobError(
-                f"{self.name} left Slurm's queue without a result "
-                f"({self._end if self._end != 'gone' else 'cancelled, killed or lost'})"
-            )
-        return self._job.result()
+    def ask_to_end(self) -> None:
+        self._ask("end")
 
-    def cancel(self) -> None:
-        self._job.cancel()
+    def kill(self) -> None:
+        self._ask("kill")
 
+    def _ask(self, request: Literal["end", "kill"]) -> None:
+        """Ask by a file; a job that is still queued is removed from the queue."""
+        write_text(self._folder / REQUEST, request)
+        if not (self._folder / WORKER).exists():
+            with suppress(Exception):  # just started or ended: the worker reads the request
+                self._job.cancel()
+            self._withdrawn = True
 
-class LostJobError(Exception):
-    """A job ended without a word of its worker."""
+    def last_lines(self) -> list[str]:
+        return [*log_end(self._folder / "run.log", self._start), *self._lost]

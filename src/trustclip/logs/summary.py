@@ -9,7 +9,7 @@ from pydantic import AfterValidator
 from trustclip.support.jsonl import read_mapping
 from trustclip.support.schemas import conform, mapping
 
-#: Key of the summary: by name of a file, its size in bytes and SHA-256, of rows also their chain.
+#: Key of the summary: by name of a file, its size in bytes and SHA-256.
 HASHES = "hashes"
 
 _SCORE = mapping(

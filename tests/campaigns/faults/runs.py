@@ -51,7 +51,6 @@ CLOCK = {
     "hashes",
     "seconds", "cpu_seconds", "step_time", "_current_train_step_time", "train_runtime",
     "train_samples_per_second", "train_steps_per_second",
-    "chain",  # of rows with clock times; of the checkpoints that a signal has added
 }  # fmt: skip
 
 _SHARD = re.compile(r"samples(-\d+)?\.jsonl")
@@ -79,8 +78,6 @@ def outcome(folder: Path) -> dict[str, bytes]:
         if path.name in ("shared.json", "state.json"):  # the hash of rows with clock times
             values = json.loads(content)
             values["cursor"].pop("metrics.jsonl", None)
-            for extent in values["cursor"].values():
-                extent.pop("chain", None)  # of the checkpoints so far
             content = json.dumps(values).encode()
         elif path.name == "README.md":  # the model card, with the run's duration
             content = re.sub(rb"(?m)^\| time \|.*$", b"", content)

@@ -100,28 +100,9 @@ def test_an_extent_reads_each_byte_once_and_starts_again_after_a_cut(tmp_path, m
         path.write_bytes(content)
         extent = extents.of(path)
         assert (extent["bytes"], extent["sha256"]) == (len(content), new(content).hexdigest())
-    assert sum(read) == 2 * len(content)  # by the hash of the whole and by that of a link
+    assert sum(read) == len(content)
     os.truncate(path, 7)
     assert extents.of(path) == {"bytes": 7, "sha256": new(content[:7]).hexdigest()}
-
-
-def test_every_checkpoint_adds_a_link_to_the_chain_also_after_a_restart(tmp_path):
-    path, first = tmp_path / "a.jsonl", Extents()
-    path.write_bytes(b"one\n")
-    start = first.of(path)
-    path.write_bytes(b"one\ntwo\n")
-    extent = first.of(path)
-    assert "chain" not in start  # of one link: as the checkpoints of earlier releases
-    one = hashlib.sha256(b"one\n")
-    two = hashlib.sha256(one.digest() + b"two\n")
-    assert extent.get("chain") == [[4, one.hexdigest()], [8, two.hexdigest()]]
-    assert first.of(path) == extent  # nothing was added
-    path.write_bytes(b"one\ntwo\nlost\n")
-    again = Extents()
-    again.restore(path, start)
-    with path.open("ab") as file:
-        file.write(b"two\n")
-    assert again.of(path) == extent
 
 
 def test_a_line_stands_where_its_offset_says_behind_empty_lines(tmp_path):

@@ -1,4 +1,4 @@
-"""`trustclip verify`: one changed byte in each kind of file is found, and rows are located."""
+"""`trustclip verify`: one changed byte in each kind of file is found."""
 
 import json
 import os
@@ -77,27 +77,6 @@ def test_one_flipped_bit_in_any_file_of_a_checkpoint_is_found(run):
     assert not findings(run)
 
 
-def test_an_edited_row_is_located_between_two_checkpoints(run, capsys):
-    metrics = run / "metrics.jsonl"
-    lines = metrics.read_text().splitlines(keepends=True)
-    (edited,) = [n for n, line in enumerate(lines) if '"rl", "step": 3' in line]
-    lines[edited] = lines[edited].replace('"step": 3', '"step": 9')
-    metrics.write_text("".join(lines))
-    state, text = findings(run)["metrics.jsonl"]
-    # Checkpoints are written after updates 2, 4 and 5; that of 2 has been removed since.
-    assert state == "changed"
-    assert text == "lines 5 to 6 (updates 4 to 9), before the checkpoint of step 4"
-    lines[-1] = lines[-1].replace('"step": 5', '"step": 8')
-    metrics.write_text("".join(lines))
-    first, second = findings(run)["metrics.jsonl"][1].split("; ")
-    assert first.startswith("lines 5 to 6 ") and second == (
-        "lines 7 to 7 (updates 8 to 8), "
-        "between the checkpoint of step 4 and the checkpoint of step 5"
-    )
-    assert main(["verify", str(run)]) == 1
-    assert "not whole: 1 changed, 0 missing." in capsys.readouterr().out
-
-
 def test_rows_that_were_cut_off_or_added_are_found(run):
     gates, samples = run / "gates.jsonl", run / "samples.jsonl"
     os.truncate(gates, gates.stat().st_size - 5)
@@ -105,7 +84,7 @@ def test_rows_that_were_cut_off_or_added_are_found(run):
         file.write('{"stage": "rl", "step": 4}\n')
     (run / "samples-00001.jsonl").write_text('{"stage": "rl", "step": 4}\n')
     found = findings(run)
-    assert found["gates.jsonl"][0] == "missing" and "lines 5 to 5" in found["gates.jsonl"][1]
+    assert found["gates.jsonl"][0] == "missing" and "bytes are left of" in found["gates.jsonl"][1]
     assert found["samples.jsonl"][0] == found["samples-00001.jsonl"][0] == "changed"
 
 
@@ -120,16 +99,12 @@ def test_of_a_run_that_goes_on_its_newest_rows_are_not_covered_yet(run):
     assert findings(run)["gates.jsonl"][0] == "changed"
 
 
-def test_an_old_run_has_no_hashes_recorded(run, capsys):
+def test_an_old_run_has_no_hashes(run, capsys):
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps({**summary, "hashes": None}))
-    del summary["hashes"]
-    (run / "summary.json").write_text(json.dumps(summary))
     shutil.rmtree(run / "checkpoints")
     assert main(["verify", str(run)]) == 0
-    assert "no hashes recorded" in capsys.readouterr().out
-    (run / "gates.jsonl").write_text('{"step": 1}\n}\n')
-    assert findings(run)["gates.jsonl"] == ("changed", "line 2 is no JSON object")
+    assert "is unrecorded: it has no hashes" in capsys.readouterr().out
 
 
 def test_what_is_no_run_has_status_2_and_json_says_the_same(run, tmp_path, capsys):

@@ -2,43 +2,33 @@
 
 A checkpoint stores an extent beside the state it belongs to. On resume the file is cut back to it,
 and a file that has lost or changed content before it is refused: its rows will not come again, and
-a report would read the damaged ones as results. What a file held at every earlier checkpoint is
-chained in the extent, so that a change is located between two of them. While the run goes on,
-`Extents.changed` reports files that somebody has deleted, cut or replaced.
+a report would read the damaged ones as results. While the run goes on, `Extents.changed` reports
+files that somebody has deleted, cut or replaced.
 """
 
 import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NotRequired, TypedDict
+from typing import Any, BinaryIO, TypedDict
 
 from trustclip.support.inside import itself
 
 _BLOCK = 2**20
 
-#: A size of a file at some checkpoint, and a SHA-256 in hexadecimal: of the link before, as 32
-#: bytes, and of what the file has grown by since then.
-Link = list[Any]
-
 
 class Extent(TypedDict):
-    """Size of a file in bytes, and the SHA-256 of them in hexadecimal.
-
-    ``chain`` has a link for each checkpoint so far; a chain of one link is left out.
-    """
+    """Size of a file in bytes, and the SHA-256 of them in hexadecimal."""
 
     bytes: int
     sha256: str
-    chain: NotRequired[list[Link]]
 
 
 class Extents:
     """Extents of files that only grow: each byte is read once, when it is first measured."""
 
     def __init__(self) -> None:
-        self._read: dict[Path, tuple[int, Any, Any]] = {}  # bytes; hashes of all and of a link
-        self._chains: dict[Path, list[Link]] = {}
+        self._read: dict[Path, tuple[int, Any]] = {}  # bytes, and their hash
         self._status: dict[Path, tuple[int, int, int]] = {}  # device, inode and size
 
     def of(self, path: Path) -> Extent:
@@ -47,15 +37,7 @@ class Extents:
             os.fsync(file.fileno())
             size = os.fstat(file.fileno()).st_size
             sha256 = self._hash(path, file, size)
-        chain = self._chains.setdefault(path, [])
-        if size > (chain[-1][0] if chain else 0):
-            _, whole, link = self._read[path]
-            chain.append([size, link.hexdigest()])
-            self._read[path] = size, whole, hashlib.sha256(link.digest())
-        extent: Extent = {"bytes": size, "sha256": sha256}
-        if len(chain) > 1:
-            extent["chain"] = [[*each] for each in chain]
-        return extent
+        return {"bytes": size, "sha256": sha256}
 
     def wrote(self, path: Path, *, replaced: bool = False) -> None:
         """Remember the current status of a file: from here on it can only grow.
@@ -90,7 +72,7 @@ class Extents:
 
     def forget(self, path: Path) -> None:
         """Treat a file as a new one."""
-        for table in (self._read, self._chains, self._status):
+        for table in (self._read, self._status):
             table.pop(path, None)
 
     def restore(self, path: Path, extent: Extent | int, *, cut: bool = True) -> None:
@@ -114,37 +96,20 @@ class Extents:
                         f"{path} has changed since the checkpoint: its first {size} bytes are not "
                         f"those that the run wrote. {_REMEDY}"
                     )
-            self._chains[path] = chain = links(extent)
-            if chain:
-                link = hashlib.sha256(bytes.fromhex(chain[-1][1]))
-                self._read[path] = size, self._read[path][1], link
         if cut and size_now > size:
             with open(path, "r+b", opener=itself) as file:
                 os.ftruncate(file.fileno(), size)
 
     def _hash(self, path: Path, file: BinaryIO, size: int) -> str:
-        done, whole, link = self._read.get(path, (0, hashlib.sha256(), hashlib.sha256()))
+        done, whole = self._read.get(path, (0, hashlib.sha256()))
         if done > size:  # it has been cut
-            self._chains.pop(path, None)
-            done, whole, link = 0, hashlib.sha256(), hashlib.sha256()
+            done, whole = 0, hashlib.sha256()
         file.seek(done)
         while done < size and (block := file.read(min(_BLOCK, size - done))):
             whole.update(block)
-            link.update(block)
             done += len(block)
-        self._read[path] = done, whole, link
+        self._read[path] = done, whole
         return whole.hexdigest()
-
-
-def links(extent: Extent) -> list[Link]:
-    """The chain of an extent, also where it is left out.
-
-    Example:
-      >>> links({"bytes": 0, "sha256": "..."}), links({"bytes": 7, "sha256": "ab"})
-      ([], [[7, 'ab']])
-    """
-    alone: list[Link] = [[extent["bytes"], extent["sha256"]]] if extent["bytes"] else []
-    return [[*link] for link in extent.get("chain", alone)]
 
 
 #: Values of a checkpoint's ``cursor``, by name of the file.

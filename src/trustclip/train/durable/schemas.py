@@ -7,7 +7,7 @@ checked against these types, and content that no trainer writes is one error wit
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field, Strict
+from pydantic import Field
 from torch import Tensor
 from typing_extensions import TypedDict
 
@@ -21,7 +21,7 @@ class _Extent(TypedDict):
     __pydantic_config__ = STRICT  # type: ignore[misc]
     bytes: Count
     sha256: Digest
-    chain: NotRequired[list[Annotated[tuple[Count, Digest], Strict(False)]]]  # JSON has lists
+    chain: NotRequired[list[Any]]  # of releases before 0.3
 
 
 class _Identity(TypedDict):

@@ -5,7 +5,7 @@
 ``sharded_processes.py full FOLDER KIND``: a run whose last rank has no more room from update 4 on.
 ``sharded_processes.py kill FOLDER KIND``: a run whose last rank is killed as it writes update 4.
 ``sharded_processes.py lag FOLDER KIND``: a run whose last rank is slow to write update 4.
-KIND is ddp, fsdp2, zero2 or zero3, with ``+async`` for checkpoints in the background, and ``+lora``
+KIND is ddp or fsdp2, with ``+async`` for checkpoints in the background, and ``+lora``
 for adapters that train while the weights stay.
 """
 
@@ -59,18 +59,6 @@ def kind_settings(kind: str) -> dict[str, Any]:
         shard_on_cpus()
         config = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
         settings |= {"fsdp": True, "fsdp_config": config, "head": "trl"}
-    if kind.startswith("zero"):
-        settings |= {
-            "decoder": "transformers",
-            "deepspeed": {
-                "zero_optimization": {"stage": int(kind[-1])},
-                "train_micro_batch_size_per_gpu": "auto",
-                "gradient_accumulation_steps": "auto",
-                "gradient_clipping": "auto",
-                "zero_allow_untested_optimizer": True,
-                "zero_force_ds_cpu_optimizer": False,
-            },
-        }
     return settings
 
 

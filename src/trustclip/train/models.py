@@ -269,10 +269,11 @@ def save_model(
     adapters: "merged", the whole model; "adapter", the adapter alone, which names its base model;
     "both", with the adapter in the folder ``adapter``.
     """
-    from trustclip.train.durable.zero import assemble_adapter, gathered, in_parts
+    from trustclip.train.durable.shards import sharded
+    from trustclip.train.durable.weights import assemble_adapter, gathered
 
     has_adapters = hasattr(model, "merge_and_unload")
-    if has_adapters and in_parts(model):
+    if has_adapters and sharded(model):
         model = assemble_adapter(model)
     weights = None if has_adapters else gathered(model)
 

@@ -28,13 +28,10 @@ def check_settings(trainer: Any) -> None:
     if trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
         problems.append("fsdp_version must be 2: FSDP1 flattens what it shards.")
     if trainer.is_deepspeed_enabled:
-        config = trainer.accelerator.state.deepspeed_plugin.deepspeed_config
-        if config.get("zero_optimization", {}).get("stage", 0) not in (1, 2, 3):
-            problems.append(
-                "zero_optimization.stage must be 1, 2 or 3; use DDP in place of stage 0."
-            )
-        if trainer.accelerator.mixed_precision == "fp16":
-            problems.append("DeepSpeed's scale of fp16 gradients is not stored; use bf16.")
+        problems.append(
+            "DeepSpeed's checkpoints are not exact: shard with FSDP2, or train with "
+            "ConstrainedGRPOTrainer, which keeps Transformers' own checkpoints."
+        )
     if args.train_sampling_strategy == "group_by_length":
         problems.append(
             "the order of train_sampling_strategy='group_by_length' cannot be restored."

@@ -8,13 +8,10 @@ import torch
 from trustclip.support.schemas import alike
 from trustclip.train.durable import shards, weights
 from trustclip.train.durable.saving import Content
-from trustclip.train.durable.zero import Zero
 
 
-def layout_of(trainer: Any) -> "Whole | Zero":
+def layout_of(trainer: Any) -> "Whole":
     """The current layout of a trainer: trainers wrap their model when training begins."""
-    if trainer.is_deepspeed_enabled and hasattr(trainer.model_wrapped, "zero_optimization_stage"):
-        return Zero(trainer.model_wrapped, trainer._ranks)
     return Sharded(trainer) if shards.sharded(trainer._unwrapped()) else Whole(trainer)
 
 

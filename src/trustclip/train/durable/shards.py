@@ -2,7 +2,7 @@
 
 `torch.distributed.checkpoint` plans who writes and who reads what; its storage for safetensors
 files keeps pickles out. A rank holds its part as a `DTensor` (FSDP2, tensor parallelism), or a
-tensor as a whole that no other rank lists (how ZeRO is saved) or that all have alike.
+tensor as a whole that all have alike.
 """
 
 from collections.abc import Mapping

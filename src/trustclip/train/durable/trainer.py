@@ -6,7 +6,7 @@ updates: the samples being trained on, the place in them, metrics not yet logged
 whole or not at all (`trustclip.train.durable.store`) and hold everything that the next update
 depends on, so that training continues bit for bit on the same hardware and releases.
 
-Relied on in Transformers: `_save_checkpoint`, `_prepare_for_training`, `_load_from_checkpoint`,
+Relied on in Transformers: `_save_checkpoint`, `_load_from_checkpoint`,
 `_load_optimizer_and_scheduler`, `_load_scaler`, `_load_rng_state` and ``trainer_state.json`` are
 the only doors to a checkpoint, in this order, and `on_epoch_begin` comes between the last two.
 
@@ -332,18 +332,6 @@ class Durable(Trainer):
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def _prepare_for_training(
-        self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
-    ) -> Any:
-        deepspeed = self.is_deepspeed_enabled
-        # Transformers would look for DeepSpeed's pickles: load ours once the model is wrapped.
-        theirs = None if deepspeed else resume_from_checkpoint
-        prepared = super()._prepare_for_training(max_steps, train_dataloader, theirs)
-        if deepspeed and resume_from_checkpoint is not None:
-            self._load_from_checkpoint(resume_from_checkpoint)
-            self._load_optimizer_and_scheduler(resume_from_checkpoint)
-        return prepared
-
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         with _loading_errors(resume_from_checkpoint):
             layout_of(self).load_weights(Path(resume_from_checkpoint))
@@ -469,10 +457,7 @@ class Durable(Trainer):
 
     def _optimized(self) -> list[list[str]]:
         """Parameter names in the order of the optimizer's groups, which store numbers only."""
-        parameters = self._unwrapped().named_parameters()
-        if self.is_deepspeed_enabled:  # its groups hold flat buffers
-            return [[name for name, parameter in parameters if parameter.requires_grad]]
-        names = {id(p): name for name, p in parameters}
+        names = {id(p): name for name, p in self._unwrapped().named_parameters()}
         return [[names[id(p)] for p in group["params"]] for group in self.optimizer.param_groups]
 
     def _exportable(self) -> list[Any]:

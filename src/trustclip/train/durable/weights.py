@@ -2,6 +2,8 @@
 
 import hashlib
 import math
+from collections.abc import Iterable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trustclip.support.sharded import whole
-from trustclip.train.durable.shards import local
+from trustclip.train.durable.shards import local, sharded
 
 
 def _adapter(model: nn.Module) -> str | None:
@@ -142,3 +144,41 @@ def frozen(model: nn.Module) -> str:
             digest.update(f"{name} {parameter.dtype} {tuple(values.shape)}".encode())
             digest.update(sample.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def gathered(model: nn.Module) -> dict[str, Tensor] | None:
+    """All weights, in the first rank's CPU memory; None where every rank holds them whole.
+
+    Every rank must call it; the others get an empty dictionary.
+    """
+    if not sharded(model):
+        return None
+    return _on_first(stored(model).items())
+
+
+def _on_first(parameters: Iterable[tuple[str, Any]]) -> dict[str, Tensor]:
+    """Whole tensors in the first rank's CPU memory; the other ranks get none."""
+    tensors: dict[str, Tensor] = {}
+    for name, part in parameters:
+        tensor = whole(part)
+        if torch.distributed.get_rank() == 0:
+            tensors[name] = tensor.detach().cpu()
+    return tensors
+
+
+def assemble_adapter(model: Any) -> Any:
+    """An adapted model of which ranks hold parts, on the first rank; None on the others.
+
+    Every rank must call it.
+    """
+    from peft import get_peft_model
+
+    if not (tensors := _on_first(model.named_parameters())):
+        return None
+    inner = model.get_base_model()
+    base: Any = next(cls for cls in type(inner).__mro__ if not cls.__name__.startswith("FSDP"))
+    with torch.device("meta"):
+        plain = get_peft_model(base(deepcopy(inner.config)), deepcopy(model.peft_config["default"]))
+    plain.load_state_dict(tensors, strict=False, assign=True)
+    plain.get_base_model().tie_weights()
+    return plain

@@ -25,7 +25,7 @@ from trustclip.logs.reader import read_runs
 from trustclip.logs.run import Run
 from trustclip.stats.scores import problem_scores
 from trustclip.support.text import bracket, percent
-from trustclip.train.suite.table import markdown, remade
+from trustclip.train.suite.table import SuiteTable
 from trustclip_lab.pages import filled
 from trustclip_lab.stats.equivalence import sign_flip_p
 
@@ -137,7 +137,7 @@ class Miniature:
 
 def table(mini: Miniature) -> str:
     """The table that the suite writes."""
-    return markdown(remade(mini.runs, COMMAND, REACHES))
+    return SuiteTable.of(mini.runs, COMMAND, REACHES).markdown()
 
 
 def sentences(mini: Miniature) -> list[str]:

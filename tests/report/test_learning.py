@@ -24,7 +24,7 @@ from trustclip.report.collect import collect
 from trustclip.report.console import explain, print_comparison
 from trustclip.report.learning import table_of
 from trustclip.stats import curves
-from trustclip.train.suite.table import markdown, remade
+from trustclip.train.suite.table import SuiteTable
 
 ATR = {"name": "atr", "delta": 0.07}
 CLIP = {"name": "clip", "epsilon": 0.2}
@@ -272,8 +272,9 @@ def test_the_suites_table_is_made_again(suite, built):
     for folder in suite.glob("*-seed*"):
         path = folder / "config.yaml"
         assert yaml.safe_load(path.read_text())["eval"]["k"] == 4
-    ours, again = (remade(read_runs([path]), "x") for path in (suite, built / "runs.parquet"))
-    text = markdown(ours)
+    tables = [SuiteTable.of(read_runs([p]), "x") for p in (suite, built / "runs.parquet")]
+    text = tables[0].markdown()
+    ours, again = (table.content() for table in tables)
     gated = [row.pop("gated") for row in ours["rows"]], [row.pop("gated") for row in again["rows"]]
     assert gated[0] == pytest.approx(gated[1])
     assert json.dumps(ours) == json.dumps(again)

@@ -61,7 +61,7 @@ def test_methods_are_compared_within_a_value(swept):
         rights = [right[job.label, float(job.swept["rl.reward_noise"])]] * 9
         answer(swept.out, job, {"t": several(rights)})
         results.add(job)
-    table = results.table()
+    table = results.table().content()
     found = {(row["setting"], row["label"]): row for row in table["rows"]}
     assert list(table["before"]) == ["tiny, reward_noise 0", "tiny, reward_noise 0.25"]
     clean, noisy = (found[setting, "clip"]["difference"]["mean@4"] for setting in table["before"])

@@ -620,7 +620,7 @@ def test_the_numbers_of_the_table(folder):
             best=best, gated=(0.1, 0.3 + job.seed / 5),
         )  # fmt: skip
         results.add(job)
-    table = results.table()
+    table = results.table().content()
     atr, clip, none = table["rows"]
     # Mean@4: long (8 + 8) / 32 = 1/2, short (4 + 4) / 16 = 1/2.
     assert atr["final"]["mean@4"]["value"] == pytest.approx(1 / 2)
@@ -652,7 +652,7 @@ def test_the_numbers_of_the_table(folder):
     assert second["p_holm"] == max(first["p_holm"], second["p"])
     text = results.write().read_text()
     assert "6 problems (4 long + 2 short)" in text and "macro-averaged" in text
-    assert "by benchmark" in text and "| atr (2 of 2 runs) | 50.0 [" in text
+    assert "| atr (2 seeds) | 50.00 (" in text and "| 81.25 (" in text
 
 
 def test_differences_use_the_seeds_that_both_have(folder):
@@ -664,12 +664,13 @@ def test_differences_use_the_seeds_that_both_have(folder):
         if job.label in right and not (job.label == "atr" and job.seed == 1):
             answer(folder.out, job, {"t": several([right[job.label][job.seed]] * 9)})
             results.add(job)
-    _, clip, none = results.table()["rows"]
+    _, clip, none = results.table().content()["rows"]
     assert clip["difference"]["mean@4"]["seeds"] == 2
     assert clip["difference"]["mean@4"]["value"] == pytest.approx(2 / 8 - 4 / 8)
     assert clip["final"]["mean@4"]["value"] == pytest.approx(2 / 12)
     assert none["final"] == {} and none["difference"] == {} and none["seeds"] == []
-    assert "| none (0 of 3 runs) | - |" in results.write().read_text()
+    text = results.write().read_text()
+    assert "Not all runs are finished: atr 2 of 3, none 0 of 3." in text
 
 
 def test_other_problems_are_no_comparison(folder):
@@ -678,7 +679,7 @@ def test_other_problems_are_no_comparison(folder):
     for job, rights in zip(made.runs[:2], ([1, 2, 3], [1, 2]), strict=True):
         answer(folder.out, job, {"t": several(rights)})
         results.add(job)
-    (found,) = {d["verdict"] for d in results.table()["rows"][1]["difference"].values()}
+    (found,) = {d["verdict"] for d in results.table().content()["rows"][1]["difference"].values()}
     assert "the problems differ" in found and found in results.write().read_text()
 
 
@@ -688,7 +689,7 @@ def test_a_finished_run_that_cannot_be_read_is_told(folder):
     (run / "config.yaml").unlink()
     said = folder.run()
     assert folder.status == 1 and "finished, but cannot be read" in said
-    assert "| clip (1 of 2 runs) |" in (folder.out / "table.md").read_text()
+    assert "Not all runs are finished: clip 1 of 2." in (folder.out / "table.md").read_text()
 
 
 def test_runs_without_evaluation_have_a_table_too(folder):

@@ -22,7 +22,7 @@ from trustclip.support.text import one_line
 from trustclip.train.suite.launchers.base import Resources, Running, resources_of
 from trustclip.train.suite.launchers.local import Interruptions, Local
 from trustclip.train.suite.plan import Job, Plan, plan
-from trustclip.train.suite.table import Results, overview
+from trustclip.train.suite.table import Results
 from trustclip.train.suite.watch import Display, State
 
 #: ``trustclip``, called with ``run FILE`` or ``sft --OPTION=VALUE ...``.
@@ -226,7 +226,7 @@ class _Suite:
 
     def _conclude(self, status: int) -> int:
         file = self._results.write()
-        print_table(self._console, overview(self._results.table()))
+        print_table(self._console, self._results.table().overview())
         self._console.print(f"table in {file}", highlight=False, soft_wrap=True)
         if self._failures:
             missing = len(self._failures)

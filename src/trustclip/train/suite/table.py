@@ -1,11 +1,11 @@
 """The table of a suite: scores and differences of its methods, as JSON, Markdown and on a terminal.
 
-Runs are read, pooled and compared as in a report.
+Runs are read, pooled and compared as in a report, whose tables are written here.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from math import isnan
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,157 @@ from trustclip.findings.evaluated import mean_of
 from trustclip.findings.groups import Estimate, Group, group_runs, pooled
 from trustclip.findings.learning import Learning, learning, threshold
 from trustclip.findings.rows import values
-from trustclip.logs.reader import Evaluation, Run, read_run
+from trustclip.logs.reader import Run, read_run
 from trustclip.logs.samples import Samples
-from trustclip.report.learning import learning_table
-from trustclip.report.tables import NOTHING, Cell, Table, TableRow
-from trustclip.report.tables import markdown as written
+from trustclip.report.learning import table_of
+from trustclip.report.results import columns, comparison_table, p_text, single_table
+from trustclip.report.tables import markdown
 from trustclip.support.jsonl import write_json, write_text
 from trustclip.support.text import bracket, percent
 from trustclip.train.suite.plan import Job, Plan
 
-Row = Mapping[str, Any]
-Metrics = tuple[str, str]
+
+@dataclass(frozen=True)
+class SuiteTable:
+    """Methods of a suite, compared.
+
+    Args:
+      about: what the caption says: name, command, reference, seeds, updates, samples.
+      groups: one for each setting (a model, and swept values) and label, also without runs.
+      methods: by label, with their hyper-parameters.
+    """
+
+    about: Mapping[str, Any]
+    groups: Sequence[Group]
+    methods: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], command: str, reaches: float | None = None) -> "SuiteTable":
+        """The table again, from all finished runs of a suite."""
+        groups, entry = group_runs(runs), runs[0].entry
+        about = {
+            "name": entry["suite"],
+            "command": command,
+            "reference": entry["reference"],
+            "reaches": threshold(groups, reaches),
+            "seeds": sorted({run.seed for run in runs}),
+            **_budgets([run.config for run in runs]),
+        }
+        return cls(about, groups, {group.label: group.runs[0].method for group in groups})
+
+    @cached_property
+    def compared(self) -> dict[str, list[Compared]]:
+        """Differences from the reference, by kind of score."""
+        return {kind: compare(self.groups, kind) for kind in ("mean", "pass")}
+
+    @cached_property
+    def ways(self) -> list[Learning | None]:
+        """How the runs of each group came to their ends."""
+        return learning(self.groups, self.about["reaches"])
+
+    @property
+    def problems(self) -> dict[str, int]:
+        """Number of problems by task."""
+        found = next((e for group in self.groups for e in group.evaluations("final")), None)
+        tasks = {} if found is None else found.scores["tasks"]
+        return {task: scores.get("problems", 0) for task, scores in tasks.items()}
+
+    @property
+    def unlike(self) -> list[str]:
+        """Sentences about settings in which the methods differ otherwise."""
+        return [f.sentence for f in unlike_settings([group for group in self.groups if group.runs])]
+
+    def content(self) -> dict[str, Any]:
+        """The content of ``table.json``.
+
+        Returns:
+          ``rows``, one for each group: ``final`` and ``best`` scores and, by task, final ones
+          (``mean@K`` and ``pass@K``, each ``value``, ``low``, ``high``; shares of 1), ``gated``
+          (share of tokens), ``learning`` (the fields of `trustclip.findings.learning.Learning`),
+          and ``difference`` to the reference of the setting by metric with ``p``, ``p_holm`` (over
+          all labels and settings) and ``verdict``. ``before``: scores in each setting before
+          training. The other keys are those of the caption.
+        """
+        starts = {g.setting: _scores(g, "initial") for g in self.groups if g.is_reference}
+        return {
+            **self.about,
+            "unlike": self.unlike,
+            "problems": self.problems,
+            "before": starts,
+            "rows": [self._row(*pair) for pair in zip(self.groups, self.ways, strict=True)],
+        }
+
+    def _row(self, group: Group, way: Learning | None) -> dict[str, Any]:
+        final = group.evaluations("final")
+        # The best evaluation of a run is the one with the highest Mean@K after training began.
+        best = [max(run.trained, key=mean_of) for run in group.runs if run.trained]
+        gated = [_mean(values(run.training, "gated")) for run in group.runs]
+        own = [c for compared in self.compared.values() for c in compared if c.group is group]
+        return {
+            "setting": group.setting,
+            "model": group.model,
+            "label": group.label,
+            "method": self.methods[group.label],
+            "seeds": sorted(group.seeds),
+            "final": _scores(group, "final"),
+            "best": _intervals({m: pooled(best, None, m) for m in group.metrics}),
+            "tasks": {t: _scores(group, "final", t) for t in (final[0].tasks if final else ())},
+            "gated": _mean([share for share in gated if share is not None]),
+            "learning": None if way is None else vars(way),
+            "difference": {one.metric: _difference(one) for one in own},
+        }
+
+    def markdown(self) -> str:
+        """The caption, and the report's tables of scores, differences and learning curves."""
+        begun = [group for group in self.groups if group.runs]
+        ways = [way for group, way in zip(self.groups, self.ways, strict=True) if group.runs]
+        tables = [
+            single_table(begun) if columns(begun) else None,
+            *(comparison_table(c, f"{kind}-differences") for kind, c in self.compared.items()),
+            table_of(begun, ways, self.about["reaches"]),
+        ]
+        texts = [markdown(table) for table in tables if table is not None]
+        remarks = [f"{text}\n" for text in [*self._missing(), *self.unlike]]
+        return "\n".join([f"# {self.about['name']}\n", self._caption(), *remarks, *texts])
+
+    def _caption(self) -> str:
+        about, problems = self.about, self.problems
+        named = " + ".join(f"{count} {task}" for task, count in problems.items())
+        average = ", macro-averaged over the benchmarks" if len(problems) > 1 else ""
+        return (
+            f"Generated by `{about['command']}`. {_join(about['steps'])} updates per run; seeds "
+            f"{_join(about['seeds'])}. Scores in percent{average}: K = {_join(about['k'])} samples "
+            f"of each of {sum(problems.values())} problems ({named or 'none'}).\n"
+        )
+
+    def _missing(self) -> list[str]:
+        """The sentence about groups of which runs are missing; none where all are finished."""
+        seeds = len(self.about["seeds"])
+        short = [
+            f"{g.label}{f' ({g.setting})' if g.setting != g.model else ''} {len(g.runs)} of {seeds}"
+            for g in self.groups
+            if len(g.runs) < seeds
+        ]
+        return [f"Not all runs are finished: {', '.join(short)}."] if short else []
+
+    def overview(self) -> Grid:
+        """Final Mean@K and its difference from the reference, for a terminal."""
+        grid = Grid(box=None, pad_edge=False)
+        heads = ("method", "runs", "Mean@K %", f"minus {self.about['reference']}", "p (Holm)", "")
+        for header in heads:
+            grid.add_column(header, overflow="fold")
+        several = len({group.setting for group in self.groups}) > 1
+        gaps = {id(c.group): c for c in self.compared["mean"]}
+        for group in self.groups:
+            if group.is_reference and several:
+                grid.add_row(Text(group.setting, "bold"))
+            score = group.estimate(None, group.metrics[0]) if group.metrics else None
+            cells = [_text(score)]
+            if (gap := gaps.get(id(group))) is not None:
+                cells += [_text(gap.difference), p_text(gap.p_holm), gap.verdict]
+            runs = f"{len(group.runs)}/{len(self.about['seeds'])}"
+            grid.add_row(group.label, runs, *map(Text, cells))
+        return grid
 
 
 class Results:
@@ -49,55 +189,31 @@ class Results:
     def write(self) -> Path:
         """Write ``table.json`` and ``table.md``; returns the latter."""
         table = self.table()
-        write_json(self._plan.out / "table.json", table)
+        write_json(self._plan.out / "table.json", table.content())
         path = self._plan.out / "table.md"
-        write_text(path, markdown(table))
+        write_text(path, table.markdown())
         return path
 
-    def table(self) -> dict[str, Any]:
-        """The content of ``table.json``.
-
-        Returns:
-          ``rows``, one for each setting (a model, and swept values) and label: ``final`` and
-          ``best`` scores and, by task, final ones (``mean@K`` and ``pass@K``, each ``value``,
-          ``low``, ``high``; shares of 1), ``gated`` (share of tokens), ``learning`` (the fields of
-          `trustclip.report.learning.Learning`), and ``difference`` to the reference of the setting
-          by metric with ``p``, ``p_holm`` (over all labels and settings) and ``verdict``.
-          ``before``: scores in each setting before training. The other keys are those of the
-          caption.
-        """
-        reference, runs = self._plan.reference, self._runs
-        models = {job.setting: job.model for job in self._plan.runs}
+    def table(self) -> SuiteTable:
+        """The table of what is finished so far."""
+        reference = self._plan.reference
         groups = [
-            Group(label, model, setting, runs.get((setting, label), []), 0, label == reference)
-            for setting, model in models.items()
+            Group(
+                label, model, setting, self._runs.get((setting, label), []), 0, label == reference
+            )
+            for setting, model in {job.setting: job.model for job in self._plan.runs}.items()
             for label in self._plan.methods
         ]
-        settings = [job.settings for job in self._plan.runs]
         about = {
             "name": self._plan.settings.name,
             "command": self._command,
             "reference": reference,
             "reaches": self._plan.settings.reaches,
             "seeds": list(self._plan.settings.seeds),
-            **_budgets(settings),
+            **_budgets([job.settings for job in self._plan.runs]),
         }
         methods = {label: method.to_dict() for label, method in self._plan.methods.items()}
-        return _content(about, groups, methods)
-
-
-def remade(runs: Sequence[Run], command: str, reaches: float | None = None) -> dict[str, Any]:
-    """The content of ``table.json`` again, from all finished runs of a suite."""
-    groups, entry = group_runs(runs), runs[0].entry
-    about = {
-        "name": entry["suite"],
-        "command": command,
-        "reference": entry["reference"],
-        "reaches": threshold(groups, reaches),
-        "seeds": sorted({run.seed for run in runs}),
-        **_budgets([run.config for run in runs]),
-    }
-    return _content(about, groups, {group.label: group.runs[0].method for group in groups})
+        return SuiteTable(about, groups, methods)
 
 
 def _budgets(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -108,60 +224,12 @@ def _budgets(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _content(
-    about: Mapping[str, Any], groups: Sequence[Group], methods: Mapping[str, Any]
-) -> dict[str, Any]:
-    compared = [one for kind in ("mean", "pass") for one in compare(groups, kind)]
-    ways = learning(groups, about["reaches"])
-    return {
-        **about,
-        "unlike": [f.sentence for f in unlike_settings([group for group in groups if group.runs])],
-        "problems": _problems(groups),
-        "before": {
-            g.setting: _scores(g, g.evaluations("initial")) for g in groups if g.is_reference
-        },
-        "rows": [
-            _row(group, methods[group.label], way, [c for c in compared if c.group is group])
-            for group, way in zip(groups, ways, strict=True)
-        ],
-    }
-
-
-def _row(
-    group: Group,
-    method: Mapping[str, Any],
-    way: Learning | None,
-    compared: Sequence[Compared],
-) -> dict[str, Any]:
-    final = group.evaluations("final")
-    # The best evaluation of a run is the one with the highest Mean@K after training began.
-    best = [max(run.trained, key=mean_of) for run in group.runs if run.trained]
-    gated = [_mean(values(run.training, "gated")) for run in group.runs]
-    return {
-        "setting": group.setting,
-        "model": group.model,
-        "label": group.label,
-        "method": method,
-        "seeds": sorted(group.seeds),
-        "final": _final(group),
-        "best": _scores(group, best),
-        "tasks": {task: _final(group, task) for task in (final[0].tasks if final else ())},
-        "gated": _mean([share for share in gated if share is not None]),
-        "learning": None if way is None else vars(way),
-        "difference": {one.metric: _difference(one) for one in compared},
-    }
-
-
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _scores(group: Group, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
-    return _intervals({metric: pooled(evaluations, None, metric) for metric in group.metrics})
-
-
-def _final(group: Group, task: str | None = None) -> dict[str, Any]:
-    return _intervals({metric: group.estimate(task, metric) for metric in group.metrics})
+def _scores(group: Group, moment: str, task: str | None = None) -> dict[str, Any]:
+    return _intervals({metric: group.estimate(task, metric, moment) for metric in group.metrics})
 
 
 def _intervals(estimates: Mapping[str, Estimate | None]) -> dict[str, Any]:
@@ -178,160 +246,10 @@ def _difference(compared: Compared) -> dict[str, Any]:
             "same_seeds": compared.same_seeds, "verdict": compared.verdict}  # fmt: skip
 
 
-def _problems(groups: Sequence[Group]) -> dict[str, int]:
-    """Number of problems by task."""
-    evaluation = next((e for group in groups for e in group.evaluations("final")), None)
-    if evaluation is None:
-        return {}
-    return {task: scores.get("problems", 0) for task, scores in evaluation.scores["tasks"].items()}
-
-
-def markdown(table: Mapping[str, Any]) -> str:
-    """`Results.table` in Markdown: scores, differences, the way there, and several benchmarks."""
-    k = table["k"][0] if len(table["k"]) == 1 else "K"
-    metrics = f"Mean@{k}", f"Pass@{k}"
-    tables = [_scores_table(table, metrics), _differences_table(table, metrics)]
-    if (ways := _learning_table(table)) is not None:
-        tables.append(ways)
-    if len(table["problems"]) > 1:
-        tables.append(_benchmarks_table(table, metrics))
-    parts = [f"# {table['name']}\n", _caption(table, metrics), *map(written, tables)]
-    return "\n".join(parts)
-
-
-def overview(table: Mapping[str, Any]) -> Grid:
-    """Final Mean@K and its difference from the reference, for a terminal."""
-    grid = Grid(box=None, pad_edge=False)
-    for header in ("method", "runs", "Mean@K %", f"minus {table['reference']}", "p (Holm)", ""):
-        grid.add_column(header, overflow="fold")
-    for setting, section in _sections(table):
-        for one in section:
-            grid.add_row(Text(one.label, "bold"))
-        for row in _rows(table, setting):
-            difference = next(iter(row["difference"].values()), None)
-            gap = _difference_cells(difference) if difference else [NOTHING, NOTHING, Cell("")]
-            cells = [_pair(row["final"])[0], *gap]
-            runs = f"{len(row['seeds'])}/{len(table['seeds'])}"
-            grid.add_row(row["label"], runs, *(Text(f"{c.text} {c.note}") for c in cells))
-    return grid
-
-
-def _caption(table: Mapping[str, Any], metrics: Metrics) -> str:
-    problems = table["problems"]
-    named = " + ".join(f"{count} {task}" for task, count in problems.items())
-    average = ", macro-averaged over the benchmarks" if len(problems) > 1 else ""
-    return (
-        f"Generated by `{table['command']}`. {_join(table['steps'])} updates per run; seeds "
-        f"{_join(table['seeds'])}. {' and '.join(metrics)} in percent{average}: K = "
-        f"{_join(table['k'])} samples of each of {sum(problems.values())} problems "
-        f"({named or 'none'}), with 95 % intervals over problems and, with two runs or more, "
-        "training seeds.\n"
-    )
+def _text(share: Any) -> str:
+    """A share or a difference in percent, with its interval."""
+    return "-" if share is None else f"{percent(share.value)} {bracket(share.low, share.high)}"
 
 
 def _join(values: Sequence[object]) -> str:
     return ", ".join(map(str, values)) or "no"
-
-
-def _scores_table(table: Mapping[str, Any], metrics: Metrics) -> Table:
-    rows = []
-    for setting, section in _sections(table):
-        rows += section
-        if before := table["before"][setting]:
-            rows.append(TableRow("before training", [*_pair(before), *[NOTHING] * 3], "base"))
-        for row in _rows(table, setting):
-            gated = NOTHING if row["gated"] is None else Cell(f"{row['gated']:.2%}")
-            cells = [*_pair(row["final"]), *_pair(row["best"]), gated]
-            runs = f"{len(row['seeds'])} of {len(table['seeds'])} runs"
-            rows.append(TableRow(row["label"], cells, note=runs))
-    head = [("final", list(metrics)), ("best", list(metrics)), ("", ["gated"])]
-    notes = [
-        f"Best is the evaluation with the highest {metrics[0]} of a run; it is selected on the "
-        "test problems, so it is too high and not a basis for comparisons. Gated is the share of "
-        "tokens whose gradient the constraint cut, mean over training."
-    ]
-    return Table("scores", "Scores", "method", head, rows, notes)
-
-
-def _differences_table(table: Mapping[str, Any], metrics: Metrics) -> Table:
-    rows = []
-    for setting, section in _sections(table):
-        rows += section
-        for row in _rows(table, setting):
-            differences = list(row["difference"].values())
-            empty = "reference" if row["label"] == table["reference"] else "no runs to compare yet"
-            cells = [cell for one in differences for cell in _difference_cells(one)]
-            cells = cells or [NOTHING, NOTHING, Cell(empty)] * 2
-            rows.append(TableRow(row["label"], cells))
-    head = [(metric, ["points", "p (Holm)", "verdict"]) for metric in metrics]
-    title = f"Final evaluation against {table['reference']}"
-    notes = [_differences_note(table), *table["unlike"]]
-    return Table("differences", title, "method", head, rows, notes, wide=True)
-
-
-def _difference_cells(difference: Row) -> list[Cell]:
-    if "value" not in difference:
-        return [NOTHING, NOTHING, Cell(difference["verdict"])]
-    p = "-" if isnan(difference["p_holm"]) else f"{difference['p_holm']:.4f}"
-    points = Cell(percent(difference["value"]), bracket(difference["low"], difference["high"]))
-    return [points, Cell(p), Cell(difference["verdict"])]
-
-
-def _differences_note(table: Mapping[str, Any]) -> str:
-    compared = [
-        one for row in table["rows"] for one in row["difference"].values() if "value" in one
-    ]
-    number = len(compared) // 2
-    unpaired = [one for one in compared if not one["same_seeds"]]
-    note = (
-        "Paired by problem, over the seeds that both have finished"
-        f"{'; methods without a common seed as independent runs' if unpaired else ''}; p is "
-        "corrected for "
-        f"{number} comparison{'s' * (number != 1)} of each metric (Holm). An inconclusive "
-        "difference is not evidence of equality."
-    )
-    if any(difference["seeds"] == 1 for difference in compared):
-        note += (
-            " Methods with one run each are not compared by it: no method can be called better, "
-            "because the intervals and p-values leave out how much training runs differ."
-        )
-    return note
-
-
-def _learning_table(table: Mapping[str, Any]) -> Table | None:
-    labels: list[TableRow] = []
-    ways: list[Learning | None] = []
-    for setting, section in _sections(table):
-        pairs = [(row["label"], row["learning"]) for row in _rows(table, setting)]
-        labels += [*section, *(TableRow(label) for label, _ in pairs)]
-        ways += [None] * len(section)
-        ways += [None if way is None else Learning(**way) for _, way in pairs]
-    return learning_table(labels, ways, table["reaches"])
-
-
-def _benchmarks_table(table: Mapping[str, Any], metrics: Metrics) -> Table:
-    tasks = list(table["problems"])
-    rows = []
-    for setting, section in _sections(table):
-        rows += section
-        for row in _rows(table, setting):
-            cells = [cell for task in tasks for cell in _pair(row["tasks"].get(task, {}))]
-            rows.append(TableRow(row["label"], cells))
-    head = [(task, list(metrics)) for task in tasks]
-    return Table("benchmarks", "Final evaluation by benchmark", "method", head, rows)
-
-
-def _sections(table: Mapping[str, Any]) -> Iterator[tuple[str, list[TableRow]]]:
-    """Every setting, with a row that names it if there are several."""
-    for setting in table["before"]:
-        yield setting, [TableRow(setting, kind="section")] if len(table["before"]) > 1 else []
-
-
-def _rows(table: Mapping[str, Any], setting: str) -> list[Row]:
-    return [row for row in table["rows"] if row["setting"] == setting]
-
-
-def _pair(scores: Row) -> list[Cell]:
-    """Mean@K and Pass@K with their intervals."""
-    cells = [Cell(percent(s["value"]), bracket(s["low"], s["high"])) for s in scores.values()]
-    return cells or [NOTHING, NOTHING]

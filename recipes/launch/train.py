@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from trl import TrlParser
 
-from trustclip.train.durable.rollcall import leave
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
+from trustclip.train.durable.ranks import leave
 from trustclip.train.models import load_model
-from trustclip.train.problems.verify import AnswerReward
 from trustclip.train.problems.arithmetic import Arithmetic
 from trustclip.train.problems.prompts import messages, prompt_style
 from trustclip.train.problems.sources import load_problems
+from trustclip.train.problems.verify import AnswerReward
 
 
 @dataclass

@@ -20,7 +20,7 @@ import torch
 from durable_runs import cut, differences, grpo
 from patience import NEVER
 
-from trustclip.train.durable.rollcall import leave
+from trustclip.train.durable.ranks import leave
 from trustclip.train.durable.store import CheckpointError, CheckpointStore
 
 SETTINGS = {

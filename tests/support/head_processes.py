@@ -31,7 +31,7 @@ from trustclip.head import (
     whole_sequences,
 )
 from trustclip.head.logprobs import Plan, scored
-from trustclip.train.durable.rollcall import leave
+from trustclip.train.durable.ranks import leave
 
 N, V, H, T, CAP = 13, 700, 6, 0.7, 2.5
 #: Rows of the vocabulary that each rank has, where they are not shared out evenly.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from trustclip.train.durable.rollcall import leave
+from trustclip.train.durable.ranks import leave
 
 
 def run(commands: Callable[[Path, list[str]], Mapping[str, Callable[[], Any]]]) -> None:

@@ -229,7 +229,7 @@ ON_TWO_RANKS = """
 import math, sys, torch
 from types import SimpleNamespace
 from accelerate import PartialState
-from trustclip.train.durable.rollcall import leave
+from trustclip.train.durable.ranks import leave
 from trustclip.train.watch.guards import Guards
 state = PartialState(cpu=True)
 say = lambda *words: sys.stdout.write(" ".join(map(str, words)) + "\\n")  # at once, whole

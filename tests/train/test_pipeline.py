@@ -306,7 +306,7 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
 
 
 def test_a_signal_while_priming_ends_rl_with_a_sentence(tmp_path, here, capsys, monkeypatch):
-    from trustclip.train.durable.rollcall import Interrupted
+    from trustclip.train.durable.ranks import Interrupted
 
     def interrupted(*_, **__):
         raise Interrupted

@@ -144,7 +144,7 @@ def command() -> NoReturn:
         status, completed = end.code, False
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed and distributed.is_available() and distributed.is_initialized():
-        from trustclip.train.durable.rollcall import leave
+        from trustclip.train.durable.ranks import leave
 
         leave(status, done=completed)
     sys.exit(status)

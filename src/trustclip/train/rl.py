@@ -33,8 +33,7 @@ from trustclip.train.data import (
     training_data,
     unlike,
 )
-from trustclip.train.durable.ranks import by_first
-from trustclip.train.durable.rollcall import Interrupted
+from trustclip.train.durable.ranks import Interrupted, by_first
 from trustclip.train.evaluation.evaluate import Evaluation
 from trustclip.train.inputs import compare
 from trustclip.train.models import load_model, save_model

@@ -17,8 +17,7 @@ from trustclip.train.card import conclude
 from trustclip.train.checks import refuse
 from trustclip.train.configs import lora_config, sft_config
 from trustclip.train.data import show, tell_overlap, training_data, unlike
-from trustclip.train.durable.ranks import by_first
-from trustclip.train.durable.rollcall import Interrupted
+from trustclip.train.durable.ranks import Interrupted, by_first
 from trustclip.train.files import Source, build, preset
 from trustclip.train.inputs import compare
 from trustclip.train.models import load_model, save_model

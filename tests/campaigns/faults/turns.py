@@ -6,7 +6,6 @@ that are lists in memory; each has random numbers of its own.
 """
 
 import itertools
-import os
 import pickle
 import random
 import threading
@@ -23,7 +22,6 @@ import torch
 from trustclip.logs.writing import run as writing
 from trustclip.support import lock
 from trustclip.train.durable import ranks, saving
-from trustclip.train.durable import ranks as handover
 
 from .world import Dead, Plan
 
@@ -206,12 +204,12 @@ class Turns:
             calls = _Each(lambda: next(numbers[self.rank()]))
             atexit = SimpleNamespace(register=lambda *_: None, unregister=lambda *_: None)
             meeting = {"_store": lambda: store, "_calls": calls, "atexit": atexit}
+            meeting |= {"rank": self.rank, "world": lambda: self.world}
             time = SimpleNamespace(sleep=lambda _: self.wait(lambda: True, polite=True))
             patches += [
-                mock.patch.multiple(handover, rank=self.rank, time=time, **meeting),
+                mock.patch.multiple(ranks, time=time, **meeting),
                 mock.patch.object(lock, "rank", self.rank),
                 mock.patch.object(writing, "rank", self.rank),
-                mock.patch.dict(os.environ, {"WORLD_SIZE": str(self.world)}),
             ]
         with ExitStack() as stack:
             for patch in patches:

@@ -30,7 +30,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from trustclip.engines.verl import TrustclipLossConfig
 from trustclip.engines.verl.limits import WATCH
-from trustclip.train.durable.rollcall import leave
+from trustclip.train.durable.ranks import leave
 
 SEQUENCES, PROMPT, LONGEST, MICRO = 8, 5, 6, 2
 FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}

@@ -233,7 +233,7 @@ FIRST_RANK_LOST = """
 import os, signal, sys
 import torch
 import torch.distributed as dist
-from trustclip.train.durable.rollcall import LostRankError, roll_call
+from trustclip.train.durable.ranks import LostRankError, roll_call
 
 dist.init_process_group("gloo", init_method="env://")
 try:
@@ -277,7 +277,7 @@ DONE = """
 import atexit, os, sys
 import torch
 import torch.distributed as dist
-from trustclip.train.durable.rollcall import leave
+from trustclip.train.durable.ranks import leave
 
 class Late:  # as a thread of gloo does that still has a tensor when Python shuts down
     def __del__(self, abort=os.abort):

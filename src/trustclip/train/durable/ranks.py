@@ -1,21 +1,51 @@
-"""What the ranks of a job do together: an action that fails on one rank fails on all of them."""
+"""What the ranks of a job do together, and how they notice that one of them is lost.
+
+An action that fails on one rank fails on all. Where a collective call fails, its error states that
+a rank did not join, not which one: so ranks that fail sign a list in the store of the process
+group, and a rank that has not signed soon after is named. The store lives in torchrun's agent, or
+in rank 0 where ranks were started by other means (``env://``, srun).
+
+Relies on torch's `_get_default_store`, which ranks share independently of the backend, and on
+`_set_pg_timeout`, since Transformers passes ``ddp_timeout`` neither to gloo on a CPU nor to an
+existing process group.
+"""
 
 import atexit
 import contextlib
 import functools
 import itertools
 import json
+import os
+import sys
+import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
+from typing import Any, NoReturn
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout
+from torch.distributed.rendezvous import rendezvous
 
 from trustclip.support.lock import rank, world
 from trustclip.support.names import TrainingError
-from trustclip.train.durable.rollcall import GRACE
 from trustclip.train.durable.store import CheckpointError, NonFiniteError
+
+#: How long the others have to sign after a wait has failed. They began to wait at about the same
+#: time, and the end of one closes its connections, on which the rest give up too.
+GRACE = timedelta(seconds=3)
+#: Seconds between two polls of the store.
+_PAUSE = 0.05
+
+
+class LostRankError(TrainingError):
+    """Ranks needed by a collective call do not answer: they hang or have ended."""
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, and everything is saved."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +99,6 @@ class Ranks:
             if report:
                 raise (NonFiniteError if report[0] else CheckpointError)(report[1])
         return [result for result, _ in outcomes]
-
-
-#: Seconds between two polls of the store.
-_PAUSE = 0.05
 
 
 _calls = itertools.count()
@@ -134,11 +160,124 @@ def _until_read(store: Any, key: str) -> None:
 @functools.cache
 def _store() -> Any:
     """The ranks' store; cached, since with some launchers it lives in the first rank."""
-    import torch.distributed as dist
-    from torch.distributed.distributed_c10d import _get_default_store
-    from torch.distributed.rendezvous import rendezvous
-
     if dist.is_initialized():
         return _get_default_store()
     store, _, _ = next(iter(rendezvous("env://")))
     return store
+
+
+@contextlib.contextmanager
+def roll_call(seconds: float) -> Iterator[None]:
+    """Limit every wait for another rank in this block, and name the rank that did not answer.
+
+    Every rank must enter it. With NCCL, torch's own watchdog ends a process whose wait is over, and
+    no exception comes here; ``TORCH_NCCL_DESYNC_DEBUG=1`` makes it name the missing rank.
+
+    Raises:
+      LostRankError: a collective call failed; the message names the ranks that do not answer.
+    """
+    if not _is_distributed():
+        yield
+        return
+    _set_pg_timeout(timedelta(seconds=seconds))
+    _get_default_store().delete_key(_key(dist.get_rank()))
+    try:
+        yield
+    except Interrupted:  # on every rank, and no failure
+        raise
+    except Exception as error:
+        store, key = _get_default_store(), _key(dist.get_rank())
+        _within_grace(lambda: store.set(key, ""))
+        missing = _unsigned() if _is_collective(error) else ""
+        if not missing:
+            raise
+        raise LostRankError(
+            f"rank {dist.get_rank()} has had no answer from rank {missing}, which hangs or has "
+            f"ended. Start the job again to continue from the last checkpoint. "
+            f"({error})"
+        ) from error
+
+
+def leave_if_lost() -> None:
+    """End this process, printing its stack, if another rank has failed or stopped waiting.
+
+    For a handler of SIGTERM, which a launcher sends to what is left of a job that has lost a rank:
+    no update can be finished then.
+    """
+    if _is_distributed() and any(_signed() or ()):
+        sys.stderr.write(f"rank {dist.get_rank()} ends: another rank has failed. It was here:\n")
+        traceback.print_stack()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def leave(status: int = 0, *, done: bool = True) -> NoReturn:
+    """End this process with a status that nothing can change any more, whether or not it is a rank.
+
+    The functions of `atexit` are called: a vLLM in this process ends by one, and needs the process
+    group for it. Then, of a job that is done, the group is destroyed, as torch asks for, and output
+    is flushed, but Python is not shut down: a thread of gloo that still drops a tensor while Python
+    does so aborts the process, and a launcher would report a finished run as failed.
+
+    Args:
+      status: 0 for success; after a failure the group is left alone, since others may hang in it.
+      done: False leaves it alone whatever the status: the job is not over for the others.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        sys.exit(status)
+    atexit._run_exitfuncs()
+    if status == 0 and done and dist.is_initialized():  # vLLM destroys it, too
+        dist.destroy_process_group()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # its reader has gone
+            stream.flush()
+    os._exit(status)
+
+
+def _is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _is_collective(error: Exception) -> bool:
+    """Whether an error was raised by the communication backend, not by this rank's own code."""
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error)
+
+
+def _key(rank: int) -> str:
+    return f"trustclip/failed/{rank}"
+
+
+def _signed() -> list[bool] | None:
+    """Whether each rank has failed; None if the store does not answer."""
+    store, ranks = _get_default_store(), range(dist.get_world_size())
+    return _within_grace(lambda: [store.check([_key(rank)]) for rank in ranks])
+
+
+def _unsigned() -> str:
+    """Ranks that have not reported a failure within `GRACE`, as text."""
+    store = _get_default_store()
+    keys = [_key(rank) for rank in range(dist.get_world_size())]
+    _within_grace(lambda: store.wait(keys, GRACE))
+    signed = _signed()
+    if signed is None:
+        elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return "" if elsewhere or dist.get_rank() == 0 else "0"
+    return ", ".join(str(rank) for rank, has in enumerate(signed) if not has)
+
+
+def _within_grace(ask: Callable[[], Any]) -> Any:
+    """Answer of the store; None if it fails or takes much longer than its own timeout.
+
+    A store whose process is stopped keeps a client waiting without end, in a call that no signal
+    interrupts: so another thread makes the call, and is left behind.
+    """
+    answers: list[Any] = []
+
+    def work() -> None:
+        with contextlib.suppress(RuntimeError):
+            answers.append(ask())
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(2 * GRACE.total_seconds())
+    return answers[0] if answers else None

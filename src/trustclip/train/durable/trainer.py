@@ -34,9 +34,8 @@ from trustclip.train.durable import schemas, states, weights
 from trustclip.train.durable.exactness import check_identity, check_settings, identity
 from trustclip.train.durable.layouts import layout_of
 from trustclip.train.durable.mirror import Mirror
-from trustclip.train.durable.ranks import Ranks
+from trustclip.train.durable.ranks import Interrupted, Ranks, leave_if_lost, roll_call
 from trustclip.train.durable.rollback import Mark
-from trustclip.train.durable.rollcall import Interrupted, leave_if_lost, roll_call
 from trustclip.train.durable.saving import Content, Saver
 from trustclip.train.durable.store import CheckpointError, CheckpointStore, NonFiniteError
 

@@ -8,8 +8,7 @@ from rich.console import Console
 
 from trustclip.support.lock import only_process
 from trustclip.support.terminal import announce
-from trustclip.train.durable.ranks import by_first
-from trustclip.train.durable.rollcall import Interrupted
+from trustclip.train.durable.ranks import Interrupted, by_first
 from trustclip.train.runs.directory import RunDirectory
 
 

@@ -1,6 +1,6 @@
-"""What tests of whole processes run: forked workers that are killed, full disks, several ranks.
+"""What tests of whole processes run: forked workers that are killed, several ranks.
 
-``durable_processes.py kill FOLDER N | full FOLDER | ranks FOLDER | stops FOLDER``; a line of
+``durable_processes.py kill FOLDER N | ranks FOLDER | stops FOLDER``; a line of
 JSON tells the rest.
 Importing takes ten times as long as a run, so one process imports and forks the others.
 """
@@ -8,7 +8,6 @@ Importing takes ten times as long as a run, so one process imports and forks the
 import json
 import os
 import random
-import resource
 import signal
 import sys
 import time
@@ -113,33 +112,6 @@ def _kill_some_time(child: int, run: Path, dice: random.Random) -> None:
 _LOOK = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 
-def full(folder: Path) -> None:
-    """Training on a disk that is full after the third checkpoint, and again when it is not."""
-    settings = {"save_total_limit": None}
-    assert exit_code(forked(lambda: train(folder / "whole", **settings))) == 0
-    cut(folder / "whole", folder / "run", 3)
-    for step in (1, 2):
-        (folder / "whole" / "checkpoints" / f"step-{step:06d}").rename(
-            folder / "run" / "checkpoints" / f"step-{step:06d}"
-        )
-
-    def starved() -> None:
-        trainer = grpo(folder / "run", **{**SETTINGS, **settings})
-        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
-        try:
-            trainer.train_durably()
-        except OSError as error:
-            told = {"error": type(error).__name__, "message": str(error)}
-            (folder / "told.json").write_text(json.dumps(told))
-
-    assert exit_code(forked(starved)) == 0
-    told = json.loads((folder / "told.json").read_text())
-    told["checkpoints"] = sorted(p.name for p in (folder / "run" / "checkpoints").iterdir())
-    assert exit_code(forked(lambda: train(folder / "run", **settings))) == 0
-    told["different"] = differences(folder / "whole", folder / "run", after=3)
-    print(json.dumps(told))
-
-
 def ranks(folder: Path) -> None:
     """A run of two processes, cut at every update; SIGTERM and a full disk on one of them."""
     from accelerate.utils import gather_object
@@ -222,7 +194,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     command, place = sys.argv[1], Path(sys.argv[2])
-    {"full": full, "ranks": ranks, "stops": stops}[command](place) if command != "kill" else kill(
+    {"ranks": ranks, "stops": stops}[command](place) if command != "kill" else kill(
         place, int(sys.argv[3])
     )
     leave()

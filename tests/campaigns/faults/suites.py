@@ -191,7 +191,7 @@ class Suites:
                 if waits in hosts:
                     self._second_host()
 
-        launcher = SimpleNamespace(start=start, close=lambda: None)
+        launcher = SimpleNamespace(start=start)
         clock = SimpleNamespace(sleep=wait, monotonic=time.monotonic, strftime=time.strftime)
         with (
             world,

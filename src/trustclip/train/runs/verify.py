@@ -142,8 +142,11 @@ class _Comparison:
                 text = "no hash is recorded" if finished else "the run is not finished"
                 yield FileState(name, "unrecorded", text)
                 return
-            self._take({k: v for k, v in hashes.items() if k != name})
             same = digest(self.summary) == hashes[name]["sha256"]
+            if same:  # else its hashes are not those of the run
+                self._take({k: v for k, v in hashes.items() if k != name})
+            else:
+                del self.summary[HASHES]
         except _MALFORMED as error:
             yield FileState(name, "changed", f"cannot be read: {error}")
         else:
@@ -160,7 +163,7 @@ class _Comparison:
             there = os.path.lexists(self.folder / name)
             return FileState(name, "missing", "no regular file" if there else "not there")
         if not sizes:
-            if HASHES in self.summary and name != "config.yaml":
+            if self.summary.get(HASHES) and name != "config.yaml":
                 return FileState(name, "changed", "added: the finished run has no such file")
             return FileState(name, "unrecorded", "no hash is recorded")
         last, size = max(sizes), path.stat().st_size
@@ -168,7 +171,7 @@ class _Comparison:
             return FileState(name, "missing", f"{size} bytes are left of {last}")
         if not _same(path, sizes):
             return FileState(name, "changed", "other bytes than the run wrote")
-        if size > last and HASHES in self.summary:
+        if size > last and self.summary.get(HASHES):
             return FileState(name, "changed", f"{size - last} bytes were added after the end")
         newer = f"{size - last} bytes are newer than the last checkpoint" if size > last else ""
         return FileState(name, "whole", newer)

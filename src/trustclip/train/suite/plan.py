@@ -207,6 +207,7 @@ def _sft(settings: SuiteSettings, recipe: Recipe, seed: int) -> Job | None:
     chosen = recipe.seed if settings.sft_seed is None else settings.sft_seed
     chosen = seed if chosen == "run" else int(chosen)
     own = {"model": recipe.model, "seed": chosen, "dtype": recipe.dtype}
+    own |= {"changed_inputs": recipe.changed_inputs}
     content = {**own, **as_mapping(recipe)["sft"]}
     content["exclude"] = _tests_of(recipe, recipe.sft.exclude)
     path = settings.output_dir / f"sft-{digest(content, SFTSettings)}"
@@ -257,8 +258,9 @@ def _run(
 def digest(recipe: Mapping[str, Any], kind: type = Recipe) -> str:
     """Eight hexadecimal digits that identify everything in a recipe that results depend on.
 
-    SHA-256 of the canonical JSON of its `essential` settings. The contents of files and models are
-    not read: a data set that changes must change its name.
+    SHA-256 of the canonical JSON of its `essential` settings. What they name is not read: a run
+    that continues compares its own inputs, and nobody compares those of two runs, so give a data
+    set that changes another name.
 
     Example:
       >>> digest({"seed": 0, "rl": {"save_steps": 4}}) == digest({"rl": {}, "name": "a", "seed": 0})

@@ -1,6 +1,5 @@
 """The microscope in a browser: files of other programs, shares and thresholds as Python's."""
 
-import dataclasses
 import gzip
 import html
 import json
@@ -253,12 +252,12 @@ def shares(tab) -> dict[str, tuple[int, float]]:
 
 
 def test_shares_and_agreement_are_those_of_shadows(page, tokens) -> None:
-    methods = [tc.method(name) for name in ("clip", "atr", "dppo", "gspo", "icepop")]
+    methods = [tc.method(name) for name in ("clip", "atr", "dppo", "gspo", "dual_clip")]
     want = watch([tokens], methods, tc.method("clip")).metrics
     with opened(page) as tab:
         wait(tab, READY)
         give(tab, tokens)
-        for name in ("gspo", "icepop"):
+        for name in ("gspo", "dual_clip"):
             tab.select_option("#method-add", name)
             wait(tab, READY)
         got = shares(tab)
@@ -303,18 +302,6 @@ def test_sliders_move_what_is_cut_and_the_suggested_threshold_has_the_share(page
             assert want[0] * 0.98 <= float(value) <= want[2] * 1.02
         got = {name.split()[0]: share for name, (_, share) in shares(tab).items()}
         assert got["clip"] <= 3 and got["atr"] <= 3
-
-
-def test_a_method_that_the_file_does_not_suffice_for_says_what_it_needs(page, tmp_path) -> None:
-    path = tmp_path / "two.jsonl"
-    rows = [dataclasses.replace(row, logp_rollout=None) for row in token_files.made(4)]
-    write_tokens(path, rows)
-    with opened(page) as tab:
-        wait(tab, READY)
-        give(tab, path)
-        option = tab.locator("#method-add option", has_text="icepop")
-        assert option.inner_text() == "icepop (needs logp_rollout)" and option.is_disabled()
-        assert not tab.is_visible("#token-sampler")
 
 
 def test_the_sampler_s_difference(page, tokens) -> None:

@@ -1,7 +1,11 @@
 """Every method in every variant, and batches that suit it: shared by the tests of all methods."""
 
+import dataclasses
+import math
 import typing
+import zlib
 
+import numpy as np
 import oracle
 import pytest
 import torch
@@ -36,12 +40,17 @@ MORE = [
     ("ipo", {"ceiling": 1.2}),
     ("m2po", {"side": "strict", "anchor": "rollout", "budget": 0.1}),
     ("drpo", {"delta": 0.15}),
+    *(("f_divergence", {"divergence": name}) for name in ("kl_new_old", "chi2", "hellinger", "js")),
+    ("f_divergence", {"divergence": "js", "bounds": "bernoulli"}),
+    ("f_divergence", {"divergence": "alpha", "alpha": 0.5}),
     ("dgpo", {"low": 0.1, "high": 0.3, "n": 2.0, "m": 1.0}),
     *(("vaco", {"delta": delta}) for delta in (0.1, 0.3)),
     ("cppo", {"delta": 0.05, "budget": 0.01}),
+    ("cppo", {"delta": 0.05, "budget": 0.05, "budget_ceiling": None}),
     ("cppo", {"budget": 0.01, "budget_ceiling": 0.06, "least_weight": 0.5, "anchor": "rollout"}),
     ("kpop", {"delta": 0.02, "inner": {"name": "ipo", "anchor": "old"}}),
     ("kpop", {"delta": 0.5, "policy": "new", "inner": "importance_sampling"}),
+    *(("bapo", {"target": share, "high_step": 0.21}) for share in (0.44, 0.53, 0.54, 0.55)),
     ("bapo", {"target": 0.9, "low_limit": 0.2, "high_limit": 0.5}),
     ("erc", {"inner": {"name": "ce_gppo", "beta_low": 1.0}, "low": 0.02, "high": 0.1}),
     ("tis", {"inner": {"name": "gspo", "low": 0.1, "high": 0.1}, "level": "sequence"}),
@@ -89,15 +98,57 @@ KNOWN = oracle.KEPT
 
 def variants(name: str, cls: type) -> list[tc.Method]:
     """The method's defaults, and every other choice of each field that is a choice."""
-    choices = {
+    return list(dict.fromkeys(tc.method(name, **given) for given in choices(name, cls)))
+
+
+def choices(name: str, cls: type) -> list[dict[str, typing.Any]]:
+    """The hyper-parameters of each variant: none, one for each choice, and those of `MORE`."""
+    options = {
         field: typing.get_args(hint)
         for field, hint in typing.get_type_hints(cls).items()
         if typing.get_origin(hint) is typing.Literal
     }
-    given = [{}, *({field: c} for field, options in choices.items() for c in options)]
+    given = [{}, *({field: c} for field, several in options.items() for c in several)]
     given = [one for one in given if one != {"measure": "kl_old_new"}]  # not its only condition
-    given += [more for owner, more in MORE if owner == name]
-    return list(dict.fromkeys(tc.method(name, **parameters) for parameters in given))
+    return given + [more for owner, more in MORE if owner == name]
+
+
+def numbers(cls: type) -> list[str]:
+    """Names of the hyper-parameters that are numbers, or may be."""
+    hints = typing.get_type_hints(cls)
+    fields = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    return [name for name in fields if float in (hints[name], *typing.get_args(hints[name]))]
+
+
+def drawn(name: str, cls: type) -> list[tc.Method]:
+    """The variants again, several times, with every number drawn from around its default.
+
+    A number is up to four times larger or smaller, in every other draw up to a third, within the
+    range of its field. One that is unset by default is between 0.01 and 3, or stays unset.
+    """
+    random = np.random.default_rng(zlib.crc32(name.encode()))
+    given = choices(name, cls)
+    given *= max(2, DRAWS // len(given))
+    return list(dict.fromkeys(_drawn(tc.method(name, **one), random) for one in given))
+
+
+def _drawn(method: tc.Method, random: np.random.Generator) -> tc.Method:
+    for _ in range(1000):
+        far = random.choice((0.3, 1.4))
+        values = {field: _number(method, field, random, far) for field in numbers(type(method))}
+        try:
+            return dataclasses.replace(method, **values)  # type: ignore[type-var]
+        except ValueError:  # out of the range of a field, or of two fields together
+            continue
+    raise AssertionError(f"no numbers around the defaults of {label(method)} are allowed")
+
+
+def _number(method: tc.Method, field: str, random: np.random.Generator, far: float) -> float | None:
+    if getattr(method, field) is None and random.random() < 1 / 3:
+        return None
+    if (usual := method.value(field)) is None:
+        return math.exp(random.uniform(-4.6, 1.1))
+    return usual * math.exp(random.uniform(-far, far))
 
 
 def label(method: tc.Method) -> str:
@@ -152,22 +203,38 @@ def weight_on_policy(method: tc.Method) -> float:
     return 1 - method.to_dict()["alpha"] if method.name == "pspo" else 1.0
 
 
+#: The numbers of each variant are drawn twice, and those of a method at least about this often.
+DRAWS = 16
 ALL = [m for name, cls in tc.methods().items() for m in variants(name, cls)]
 every_method = pytest.mark.parametrize("method", ALL, ids=label)
 every_name = pytest.mark.parametrize("name", tc.methods())
 known_to_oracle = pytest.mark.parametrize("method", [m for m in ALL if known(m)], ids=label)
 
 
-def random_batch(method: tc.Method, dtype: torch.dtype = torch.float64) -> tc.TokenBatch:
-    """Eight sequences of up to eleven tokens: holes, padding, an empty one, a zero advantage."""
-    torch.manual_seed(7)
-    logp_old = -torch.rand(8, 11, dtype=torch.float64).exponential_()
-    logp = logp_old + 0.35 * torch.randn(8, 11, dtype=torch.float64)
+#: Seeds of the batches on which a method is compared with its rule.
+SEEDS = range(3)
+
+
+def random_batch(
+    method: tc.Method, dtype: torch.dtype = torch.float64, seed: int = 0
+) -> tc.TokenBatch:
+    """Sequences of up to eleven tokens: holes, padding, an empty one, a zero advantage.
+
+    Beyond the first seed there are more, and each has moved by another amount, from far inside of
+    any threshold to far beyond it; in the last one, tokens differ in their advantage.
+    """
+    torch.manual_seed(7 + seed)
+    rows = 24 if seed else 8
+    logp_old = -torch.rand(rows, 11, dtype=torch.float64).exponential_()
+    size = 10 ** torch.linspace(seed - 4.5, seed - 1.3, rows)[:, None] if seed else 0.35
+    logp = logp_old + size * torch.randn(rows, 11, dtype=torch.float64)
     advantages = torch.tensor([1.0, -1.0, 0.5, -0.5, 0.0, 2.0, -2.0, 1.0], dtype=torch.float64)
-    lengths = torch.tensor([11, 11, 7, 9, 11, 4, 1, 0])
+    lengths = torch.tensor([11, 11, 7, 9, 11, 4, 1, 0]).repeat(rows // 8).roll(3 * seed)
     mask = torch.arange(11) < lengths[:, None]
     mask[0, 3] = mask[3, 0] = False
-    grid = advantages[:, None].expand(8, 11)
+    grid = advantages.repeat(rows // 8)[:, None].expand(rows, 11)
+    if seed == SEEDS[-1]:
+        grid = grid * torch.randn(rows, 11, dtype=torch.float64)
     return batch_for(method, logp.to(dtype), logp_old.to(dtype), grid.to(dtype), mask)
 
 

@@ -1,31 +1,25 @@
 """The microscope: a page for files of tokens, and the methods that it looks through.
 
-The page computes what each method keeps with the gate algebra of all pages
-(``templates/gates.js.j2``); here is listed which methods can be looked through, and what of them
-can be moved.
+The page computes what each method keeps from the numbers of `trustclip.report.gates`.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from markupsafe import Markup
 
 from trustclip.constraints.base import Method, methods
 from trustclip.constraints.registry import method
-from trustclip.constraints.shadow import refusal
-from trustclip.constraints.thresholds import thresholds
 from trustclip.logs.recognise import holds_tokens, looked_for
 from trustclip.logs.tokens import REQUIRED
+from trustclip.report import gates
 from trustclip.report.html import embedded, environment, page_of, rendered
 from trustclip.report.tokens import views
-from trustclip.support.checked import UpToOne
 
-#: What a file of tokens can have of the optional fields of `TokenBatch`.
-SUPPLIED = ("logp_rollout", "entropy", "lag")
 #: Methods that are looked through until the reader chooses.
 CHOSEN = ("clip", "atr", "dppo")
 #: Scripts of every page with tokens, in their order.
@@ -34,15 +28,13 @@ SCRIPTS = ("gates.js.j2", "files.js.j2", "microscope.js.j2")
 SAMPLE = "a sample: SmolLM2-135M on word sums, trained with atr, with a sampler of int8 weights"
 #: Largest file of another program that is put into a page, bytes.
 LARGEST = 64 << 20
-#: A slider ends at these factors of its start.
-_FURTHEST = (1 / 64, 64.0)
-#: Starts of sliders of a number that is unset by default: a threshold, and a ratio above 1.
-_STARTS = (0.1, 0.5, 2.0)
 
 
 @cache
 def applicable_methods() -> dict[str, dict[str, Any]]:
-    """Every method that a file of tokens can be looked at through, for the page.
+    """Every method that a page can compute from a token's log-probabilities alone.
+
+    Others read more: the sampler's, the entropy, whole batches. ``trustclip shadow`` computes them.
 
     Example:
       >>> applicable_methods()["clip"]["spec"], applicable_methods()["clip"]["moved"]
@@ -50,70 +42,37 @@ def applicable_methods() -> dict[str, dict[str, Any]]:
       >>> "trpo" in applicable_methods()
       False
     """
-    by_name = {name: method(name) for name in methods()}
-    return {name: _offer(m) for name, m in by_name.items() if not refusal(m, SUPPLIED, "a file")}
+    offers = {name: _offer(method(name)) for name in methods()}
+    return {name: offer for name, offer in offers.items() if offer is not None}
 
 
-def _offer(chosen: Method) -> dict[str, Any]:
-    hints = get_type_hints(type(chosen), include_extras=True)
-    movable = thresholds(chosen)
+def _offer(chosen: Method) -> dict[str, Any] | None:
+    interval = gates.interval(chosen)
+    curve = None if interval else gates.curve(chosen)
+    if interval is None and curve is None:
+        return None
+    numbers = interval["dials"] if interval else {}
     return {
         "spec": chosen.to_dict(),
-        "requires": list(chosen.requires),
         "does": (type(chosen).__doc__ or "").strip().splitlines()[0].partition(": ")[2],
-        "dials": list(dials(chosen)),
-        "moved": list(movable),
-        "usual": movable,
-        "widest": {name: 1.0 for name in movable if hints.get(name) == UpToOne},
+        "dials": list(_dials(chosen, numbers)),
+        "moved": list(numbers),
+        "tightest": {name: values[0] for name, values in numbers.items()},
+        "widest": {name: values[-1] for name, values in numbers.items()},
+        "interval": interval,
+        "curve": curve,
     }
 
 
-def dials(chosen: Method, within: str = "") -> Iterator[dict[str, Any]]:
-    """What can be moved of a method and of its parts, between values that its class allows.
-
-    Example:
-      >>> [(d["path"], d["kind"]) for d in dials(method("kl2"))]
-      [('delta', 'number'), ('side', 'choice')]
-    """
-    hints = get_type_hints(type(chosen))
-    for item in fields(chosen):  # type: ignore[arg-type]
-        default, hint = getattr(chosen, item.name), hints[item.name]
-        path = f"{within}{item.name}"
-        if isinstance(default, Method):
-            yield from dials(default, f"{path}.")
-        elif get_origin(hint) is not None and isinstance(default, str):
-            values = [v for v in get_args(hint) if _allows(chosen, item.name, v)]
-            if len(values) > 1:
-                yield {"path": path, "kind": "choice", "values": values}
-        elif isinstance(default, float) or (default is None and float in get_args(hint)):
-            ends = _range(chosen, item.name, default)
-            if ends is not None:
-                yield {"path": path, "kind": "number", "optional": default is None, **ends}
-
-
-def _allows(chosen: Method, name: str, value: Any) -> bool:
-    """Whether a value makes a method that a file of tokens suffices for."""
-    try:
-        changed = replace(chosen, **{name: value})  # type: ignore[type-var]
-    except ValueError:
-        return False
-    return not refusal(changed, SUPPLIED, "a file")
-
-
-def _range(chosen: Method, name: str, default: float | None) -> dict[str, float] | None:
-    """Start and ends of a slider: factors of the default, halved until the class allows them."""
-    usual = chosen.value(name) if default is None else default
-    starts = _STARTS if usual is None else (usual,)
-    start = next((s for s in starts if s > 0 and _allows(chosen, name, s)), None)
-    if start is None:
-        return None
-    ends = []
-    for factor in _FURTHEST:
-        while not _allows(chosen, name, start * factor):
-            factor = 1.0 if abs(factor - 1) < 0.01 else factor**0.875
-        ends.append(start * factor)
-    whole = 1.0 if ends[1] < 1 < start * _FURTHEST[1] and _allows(chosen, name, 1.0) else ends[1]
-    return {"start": start, "low": ends[0], "high": whole}
+def _dials(chosen: Method, numbers: Mapping[str, Sequence[float]]) -> Iterator[dict[str, Any]]:
+    """What can be moved of an interval: its numbers, its side and the level of its ratio."""
+    for name, values in numbers.items():
+        ends = {"start": getattr(chosen, name), "low": values[0], "high": values[-1]}
+        yield {"path": name, "kind": "number", **ends}
+    choices = {"side": gates.SIDES, "level": gates.LEVELS}
+    for name in (item.name for item in fields(chosen)):  # type: ignore[arg-type]
+        if numbers and name in choices:
+            yield {"path": name, "kind": "choice", "values": choices[name]}
 
 
 def tokens_data(

@@ -1,6 +1,8 @@
 """From nothing to a first recipe, and a look at a model's completions before it is trained."""
 
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -111,6 +113,44 @@ def test_a_first_recipe_of_solved_problems_tunes_on_them_and_can_be_tried(here, 
     assert main(["try", "recipe.yaml", "--n", "2", "--rl.max-completion-length", "4"]) == 0
     out = capsys.readouterr().out
     assert "cut off at 4 tokens" in out and "Solve the problem in short steps" in out
+
+
+def test_a_recipe_with_a_reward_of_ones_own_scores_by_it_and_its_commands_run(here, capsys):
+    Path("sums.csv").write_text(
+        "text,label\n" + "".join(f"{n} + {n}?,{2 * n}\n" for n in range(60))
+    )
+    Path("rewards.py").write_text(
+        "def right(completions, answer, **_):\n"
+        "    return [float(a in c[-1]['content']) for c, a in zip(completions, answer)]\n"
+        "def short(completions, **_):\n"
+        "    return [0.5 / (1 + len(c[-1]['content'])) for c in completions]\n"
+    )
+    columns = ["--columns.problem", "text", "--columns.answer", "label"]
+    init = ["init", "mine.yaml", "--model", "tiny", "--dataset", "sums.csv", *columns]
+    assert main([*init, "--reward", "rewards.py:right"]) == 0
+    out = capsys.readouterr()
+    few = "there are only 6 test problems: a score of 50 % is uncertain by up to 40 points"
+    assert few in out.out + out.err
+    text = Path("mine.yaml").read_text()
+    assert str(here) not in text and "/recipes/schema" not in text
+    recipe = load_recipe(Path("mine.yaml"), allow_code=True)
+    assert recipe.eval is not None and recipe.eval.reward == recipe.rl.reward == "rewards.py:right"
+    named = re.findall(r"^  trustclip (.*)$", out.out, re.MULTILINE)
+    tried, planned, ran = map(shlex.split, named)
+    assert main([*tried, "--n", "2", "--rl.max-completion-length", "4"]) == 0
+    assert main([*planned, "--rl.max-completion-length", "4"]) == 0
+    assert ran == [part for part in planned if part != "--dry-run"]
+    capsys.readouterr()
+    assert main([*planned, "--rl.max-completion-length", "100000000"]) == 2
+    assert "100,000,000, but the model 'tiny' reads at most 4,096 tokens" in capsys.readouterr().err
+    graded = ["--reward", "rewards.py:short"]
+    assert main(["init", "graded.yaml", *init[2:], *graded]) == 0
+    recipe = load_recipe(Path("graded.yaml"), allow_code=True)
+    assert recipe.eval is not None and recipe.eval.rewards[0].name == "correct"
+    capsys.readouterr()
+    wrong = ["--eval.reward", "rewards.py:short"]
+    assert main(["run", "graded.yaml", "--dry-run", "--allow-code", *wrong]) == 2
+    assert "it must return 0 or 1 for every completion" in capsys.readouterr().err
 
 
 def test_what_is_missing_is_asked_for(here, capsys, monkeypatch):

@@ -51,6 +51,8 @@ NO_LOSS, LOSS_HAS_GRADIENT = 1e-3, 10.0
 TRUNCATED = 0.1
 #: Share of truncated, unreadable or idle ones at the start of a run above which it cannot learn.
 HOPELESS = 0.8
+#: With fewer test problems than this, a score may be off by 18 points or more.
+FEW_PROBLEMS = 30
 #: Share of truncated completions that leaves nothing to learn from (a guard).
 ALL_CUT = 0.95
 

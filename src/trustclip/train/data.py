@@ -1,6 +1,7 @@
 """Problems for a recipe, generated or from a source, with training and test problems disjoint."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from trustclip.findings.facts import FEW_PROBLEMS
 from trustclip.support.lock import world
 from trustclip.support.terminal import announce, warn
 from trustclip.train.problems.arithmetic import Arithmetic
@@ -220,6 +222,24 @@ def overlap_text(overlap: Mapping[str, Any]) -> list[str]:
                 "summary.json lists them; `exclude: tests,near` leaves them out."
             )
     return lines
+
+
+def few_tests(tests: Mapping[str, Sequence[Problem]]) -> Iterator[str]:
+    """The warning about so few test problems that only large changes show.
+
+    Example:
+      >>> [*few_tests({"mine": [Problem("a", "1+2", "3")] * 6})]
+      ['there are only 6 test problems: a score of 50 % is uncertain by up to 40 points either \
+way, so a smaller change may be chance. Name more test problems.']
+    """
+    problems = sum(map(len, tests.values()))
+    if 0 < problems < FEW_PROBLEMS:
+        points = 100 * 1.96 * math.sqrt(0.25 / problems)
+        yield (
+            f"there are only {problems} test problems: a score of 50 % is uncertain by up to "
+            f"{points:.0f} points either way, so a smaller change may be chance. Name more test "
+            "problems."
+        )
 
 
 def training_problems(

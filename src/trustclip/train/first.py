@@ -1,23 +1,26 @@
 """The command ``init``: a first recipe from a model and data, with comments."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trustclip.support.consent import names_in
 from trustclip.support.jsonl import plain
 from trustclip.support.text import one_line
 from trustclip.train.data import check_data, training_problems
+from trustclip.train.evaluation.measures import Measures
 from trustclip.train.models import load_tokenizer
 from trustclip.train.problems.files import format_of
 from trustclip.train.problems.generated import GENERATED
 from trustclip.train.problems.problem import Problem
-from trustclip.train.problems.prompts import completion, tokens_of
+from trustclip.train.problems.prompts import completion, messages, right_completion, tokens_of
 from trustclip.train.problems.rows import map_columns
 from trustclip.train.problems.sources import open_source
+from trustclip.train.problems.verify.chosen import CORRECT, RewardError
 from trustclip.train.settings.stages import InitSettings, RLStage
-from trustclip.train.shipped import modeline
 
 #: Problems whose lengths are measured; length of a completion where there are no solutions.
 SAMPLE, LENGTH = 200, 256
@@ -64,7 +67,8 @@ def write_recipe(settings: InitSettings) -> Path:
     problems = training_problems(replace(stage, dataset=data), None, settings.seed)
     check_data(problems, stage)
     tokenizer = load_tokenizer(settings.model or "", stage.style)
-    text = recipe_text(settings, data, tests, measure(problems, tokenizer, stage))
+    evaluation = _evaluation(settings, tests, problems[0])
+    text = recipe_text(settings, data, evaluation, measure(problems, tokenizer, stage))
     settings.file.write_text(text, encoding="utf-8")
     return settings.file
 
@@ -86,6 +90,44 @@ def sources(settings: InitSettings) -> tuple[str, str | None]:
     return data, data
 
 
+def next_commands(settings: InitSettings) -> list[str]:
+    """The commands that follow, as they are typed: those that import code say that they may.
+
+    Example:
+      >>> next_commands(InitSettings(reward="rewards.py:right"))[0]
+      'trustclip try recipe.yaml --allow-code'
+    """
+    file = shlex.quote(str(settings.file))
+    own_code = names_in([plain(settings.reward), _method_spec(settings.method)])
+    allow = " --allow-code" if own_code else ""
+    return [
+        f"trustclip {part}{allow}"
+        for part in (f"try {file}", f"run {file} --dry-run", f"run {file}")
+    ]
+
+
+def _evaluation(settings: InitSettings, tests: str | None, problem: Problem) -> dict[str, Any]:
+    """Test problems and the reward that says what is right: the one of the training if it can.
+
+    A reward that gives other numbers than 0 and 1 stands behind the answer check, and its mean is
+    reported. No evaluation without test problems, or without answers to check.
+    """
+    if tests is None:
+        return {"why": "No test problems were named"}
+    style, reward = settings.training.style, plain(settings.reward)
+    measures = Measures(reward, style.extraction)
+    try:
+        texts = ["", right_completion(problem, style)]
+        measures.of([problem] * 2, [messages(problem.problem, style)] * 2, texts)
+    except RewardError:
+        if not problem.answer:
+            return {"why": "The reward gives other numbers than 0 and 1"}
+        reward = [CORRECT, *(reward if isinstance(reward, list) else [reward])]
+    finally:
+        measures.close()
+    return {"tests": tests, "reward": reward}
+
+
 def measure(problems: Sequence[Problem], tokenizer: Any, stage: RLStage) -> Sizes:
     """Numbers and lengths of problems, by a model's own tokens."""
     sample = problems[:SAMPLE]
@@ -99,13 +141,20 @@ def measure(problems: Sequence[Problem], tokenizer: Any, stage: RLStage) -> Size
     )
 
 
-def recipe_text(settings: InitSettings, data: str, tests: str | None, sizes: Sizes) -> str:
-    """The recipe, with comments; without evaluation where ``tests`` is None."""
+def recipe_text(
+    settings: InitSettings, data: str, evaluation: Mapping[str, Any], sizes: Sizes
+) -> str:
+    """The recipe, with comments; ``evaluation`` holds tests and reward, or why there is none."""
     name = settings.file.stem
     prompt = _prompt_lines(settings)
+    notes = ("a few completions, before anything is trained", "the plan, the prompt, the memory",
+             "all of it; the same command continues after a stop")  # fmt: skip
+    typed = next_commands(settings)
+    width = max(map(len, typed))
+    commands = "\n".join(f"#   {c:<{width}}   {note}" for c, note in zip(typed, notes, strict=True))
     parts = [_HEAD.format(
-        line=modeline("recipe"), model=one_line(settings.model), data=one_line(data),
-        file=settings.file, name=_yaml(name), model_yaml=_yaml(settings.model),
+        model=one_line(settings.model), data=one_line(data), commands=commands,
+        name=_yaml(name), model_yaml=_yaml(settings.model),
         output=_yaml(f"runs/{name}"), seed=settings.seed,
     )]  # fmt: skip
     steps = min(GROUP, sizes.problems)
@@ -125,10 +174,11 @@ def recipe_text(settings: InitSettings, data: str, tests: str | None, sizes: Siz
     spec = {"method": _yaml(_method_spec(settings.method)), "reward": _yaml(plain(settings.reward))}
     limit = f"  limit: {settings.limit}\n" if settings.limit else ""
     parts.append(_RL.format(data=_yaml(data), prompt=prompt, limit=limit, **spec, **numbers))
-    if tests is None:
-        parts.append("# No test problems were named: with an eval section, scores are measured.\n")
+    if "why" in evaluation:
+        parts.append(f"# {evaluation['why']}: with an eval section, scores are measured.\n")
     else:
-        parts.append(_EVAL.format(tests=_yaml(tests), prompt=prompt, length=sizes.completion))
+        values = {name: _yaml(value) for name, value in evaluation.items()}
+        parts.append(_EVAL.format(**values, prompt=prompt, length=sizes.completion))
     return "\n".join(parts)
 
 
@@ -157,13 +207,11 @@ def _yaml(value: Any) -> str:
 
 
 _HEAD = """\
-{line}
 # {model} learns {data}. Written by trustclip init; every value may be changed, and
-# `trustclip rl --help` lists all settings.
+# `trustclip rl --help` lists all settings. Editors complete this file by the schema that
+# `trustclip schema recipe` prints.
 #
-#   trustclip try {file}             a few completions, before anything is trained
-#   trustclip run {file} --dry-run   the plan, the prompt, the memory
-#   trustclip run {file}             all of it; the same command continues after a stop
+{commands}
 name: {name}
 model: {model_yaml}
 output_dir: {output}
@@ -208,6 +256,7 @@ _EVAL = """\
 eval:                            # before and after the training
   tasks: {tests}
 {prompt}
+  reward: {reward}
   k: 4                           # answers to each problem
   temperature: 1.0
   top_p: 1.0

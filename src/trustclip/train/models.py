@@ -10,6 +10,7 @@ from typing import Any
 from trustclip.support.flush import flush_tree
 from trustclip.support.jsonl import write_json
 from trustclip.support.names import nearest
+from trustclip.support.text import one_line
 from trustclip.train.durable.ranks import by_first
 from trustclip.train.durable.store import same_mode, writing_to
 from trustclip.train.gguf import check_gguf, convert, gguf_of
@@ -159,6 +160,32 @@ def check_tokenizer(tokenizer: Any, config: Any, name: str) -> None:
         )
 
 
+def model_config(name: str) -> Any:
+    """The configuration of a model, without its weights.
+
+    Raises:
+      ValueError: it cannot be read.
+    """
+    if name in BUILT_IN:
+        return tiny_model(**BUILT_IN[name])[0].config
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(base_of(name), trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"cannot read the model {name!r}: {one_line(error)}") from error
+
+
+def check_context(config: Any, completion: int, name: str) -> None:
+    """Refuse completions that are longer than all that a model can read."""
+    room = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if room is not None and completion >= room:
+        raise ValueError(
+            f"max_completion_length is {completion:,}, but the model {name!r} reads at most "
+            f"{room:,} tokens, prompt and completion together: set fewer than {room:,}."
+        )
+
+
 def load_model(
     name: str, prompt_style: str | PromptStyle, seed: int = 0, dtype: Dtype = "auto"
 ) -> tuple[Any, Any]:
@@ -239,7 +266,7 @@ def stored_tokenizer(name: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"cannot load the tokenizer of {name!r}: {error!r}") from error
+        raise ValueError(f"cannot load the tokenizer of {name!r}: {one_line(error)}") from error
 
 
 def _merge_adapter(model: Any, folder: Path) -> Any:

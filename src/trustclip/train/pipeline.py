@@ -19,6 +19,7 @@ from trustclip.train.data import (
     RecipeData,
     data_table,
     differences,
+    few_tests,
     recipe_problems,
     short_enough,
     show,
@@ -64,6 +65,7 @@ def prepare(recipe: Recipe, run: RunDirectory, console: Console) -> Iterator[Pre
     show(console, differences(recipe))
     show(console, unlike(recipe.model, (recipe.sft or recipe.rl).style))
     tell_overlap(console, data.overlap)
+    show(console, few_tests(data.tests))
     tests = sum(map(len, data.tests.values()))
     stages = [
         *([f"fine-tuning on {len(data.tuning)} solutions"] if recipe.sft else []),

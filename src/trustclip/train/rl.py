@@ -36,7 +36,7 @@ from trustclip.train.data import (
 from trustclip.train.durable.ranks import Interrupted, by_first
 from trustclip.train.evaluation.evaluate import Evaluation
 from trustclip.train.inputs import compare
-from trustclip.train.models import load_model, save_model
+from trustclip.train.models import check_context, load_model, model_config, save_model
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import record
 from trustclip.train.rewarding import Rewards, keep_code
@@ -154,6 +154,7 @@ def ready(
       ValueError: a vLLM server that does not answer, a reward that cannot be made, or what
         the model shows to be wrong.
     """
+    check_context(model_config(settings.model), settings.max_completion_length, settings.model)
     await_server(settings, console)
     check_sampling(settings)
     code = names_in(plain(settings))

@@ -20,16 +20,6 @@ FOLDER = next((folder for folder in _PLACES if folder.is_dir()), _PLACES[0])
 MODELINE = "# yaml-language-server: $schema="
 
 
-def modeline(kind: str) -> str:
-    """The line of a user's file that tells editors where the schema of its kind is.
-
-    Example:
-      >>> modeline("recipe").endswith("schema/recipe.json")
-      True
-    """
-    return f"{MODELINE}{(FOLDER / 'schema' / f'{kind}.json').as_posix()}"
-
-
 @cache
 def _folders() -> dict[str, Path]:
     """Command -> the folder of files that it runs."""
@@ -98,7 +88,7 @@ def copy_shipped(name: str, to: Path) -> Path:
     target = to / source.name if to.is_dir() else to
     # A suite names its recipe by where the repository has it; the copy, by its name.
     text = re.sub(r"\.\./([\w.-]+)\.yaml", r"\1", source.read_text(encoding="utf-8"))
-    text = re.sub(rf"{re.escape(MODELINE)}\S*/(\w+)\.json", lambda match: modeline(match[1]), text)
+    text = re.sub(rf"^{re.escape(MODELINE)}.*\n", "", text)  # a path that holds only here
     if target.exists():
         raise ValueError(f"{target} exists; name another file.")
     target.write_text(text, encoding="utf-8")

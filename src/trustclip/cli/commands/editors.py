@@ -36,8 +36,8 @@ def completion(options: Completion) -> int:
 class Schema:
     """Print the JSON Schema of recipes or of suites, made from the classes that check them.
 
-    An editor reads it from the first line of a file: # yaml-language-server: $schema=PATH. The
-    files of trustclip recipes and trustclip init have that line.
+    Store it, for example as recipe.json. An editor reads its place from the first line of a recipe:
+    # yaml-language-server: $schema=recipe.json.
     """
 
     kind: Argument[Literal["recipe", "suite"]] = "recipe"

@@ -60,7 +60,7 @@ def init(argv: Sequence[str]) -> int:
     silence_libraries()
     from trustclip.train.checks import refuse_sources
     from trustclip.train.files import load_recipe
-    from trustclip.train.first import missing_parts, write_recipe
+    from trustclip.train.first import missing_parts, next_commands, write_recipe
     from trustclip.train.preflight.dry_run import dry_run
 
     if sys.stdin.isatty():
@@ -76,9 +76,8 @@ def init(argv: Sequence[str]) -> int:
     console = Terminal()
     dry_run(load_recipe(file), console, batch=False)
     say(f"\nwritten to {file}; next:")
-    say(f"  trustclip try {file}")
-    say(f"  trustclip run {file} --dry-run")
-    say(f"  trustclip run {file}")
+    for command in next_commands(options):
+        say(f"  {command}")
     return 0
 
 

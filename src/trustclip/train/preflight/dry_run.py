@@ -1,5 +1,6 @@
 """A dry run of a recipe: its plan in numbers, a prompt, and its longest batch once."""
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from trustclip.support.terminal import announce, quote, warn
 from trustclip.train.checks import absent, refuse
 from trustclip.train.data import (
     differences,
+    few_tests,
     recipe_problems,
     short_enough,
     show,
@@ -26,9 +28,10 @@ from trustclip.train.data import (
     unlike,
 )
 from trustclip.train.evaluation.measures import Measures
+from trustclip.train.models import check_context
 from trustclip.train.preflight.longest import longest, model_shape, run_longest
 from trustclip.train.problems.problem import Problem
-from trustclip.train.problems.prompts import completion, rendered, right_completion
+from trustclip.train.problems.prompts import completion, messages, rendered, right_completion
 from trustclip.train.rewarding import Rewards
 from trustclip.train.services import answers, check_sampling, incapable, no_answer, vllm_server
 from trustclip.train.settings.stages import EvalSettings, Recipe, RLSettings, RLStage, SFTSettings
@@ -135,10 +138,11 @@ def dry_run(recipe: Recipe, console: Console, *, batch: bool = True) -> int:
     settings = recipe.rl
     try:
         problems, tests = _problems(recipe, console)
-        _, tokenizer = model_shape(recipe.model, settings.style)
+        config, tokenizer = model_shape(recipe.model, settings.style)
     except ValueError:
         console.print(_plan_table(recipe, plan(recipe, processes=processes)))
         raise
+    check_context(config, settings.max_completion_length, recipe.model)
     hardest = longest(problems, tokenizer, settings)
     numbers = plan(recipe, len(problems), tests, processes)
     console.print(_plan_table(recipe, numbers))
@@ -169,7 +173,10 @@ def _preview(recipe: Recipe, problem: Problem, tokenizer: Any, console: Console)
     quote(console, rendered(tokenizer, problem.problem, settings.style))
     texts = {"nothing": "", "its gold answer": right_completion(problem, settings.style)}
     if recipe.eval is not None:
-        Measures(recipe.eval.reward, recipe.eval.style.extraction).close()
+        style = recipe.eval.style
+        with contextlib.closing(Measures(recipe.eval.reward, style.extraction)) as measures:
+            prompts = [messages(problem.problem, style)] * len(texts)
+            measures.of([problem] * len(texts), prompts, list(texts.values()))
     rewards = Rewards(settings, recipe.seed)
     try:
         by_label = rewards.preview(problem, settings, list(texts.values()))
@@ -184,6 +191,7 @@ def _problems(recipe: Recipe, console: Console) -> tuple[Sequence[Problem], int 
     """Training problems, and the number of test problems."""
     data = recipe_problems(recipe)
     tell_overlap(console, data.overlap)
+    show(console, few_tests(data.tests))
     problems: Sequence[Problem] = data.training
     tests = None if recipe.eval is None else sum(map(len, data.tests.values()))
     if recipe.rl.max_prompt_length is not None:

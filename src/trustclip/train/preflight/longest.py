@@ -66,15 +66,9 @@ def model_shape(name: str, style: PromptStyle) -> tuple[Any, Any]:
 @lru_cache(maxsize=1)
 def _config_and_tokenizer(name: str) -> tuple[Any, Any]:
     """Configuration and tokenizer of a model as stored; a dry run needs them in several styles."""
-    from transformers import AutoConfig
+    from trustclip.train.models import model_config, stored_tokenizer
 
-    from trustclip.train.models import base_of, stored_tokenizer
-
-    try:
-        config = AutoConfig.from_pretrained(base_of(name), trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"cannot read the model {name!r}: {error!r}") from error
-    return config, stored_tokenizer(name)
+    return model_config(name), stored_tokenizer(name)
 
 
 def run_longest(recipe: Recipe, console: Console, hardest: Longest) -> int:

@@ -3,9 +3,11 @@
 import json
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from rich.console import Console
 from synthetic_runs import Spec, make_run
 
 from trustclip.logs.identity import essential
@@ -22,8 +24,10 @@ from trustclip.support.lock import only_process
 from trustclip.support.secrets import redact, redacted_argv
 from trustclip.support.text import duration, markdown_text
 from trustclip.train.card import about
+from trustclip.train.durable.ranks import Interrupted
 from trustclip.train.problems.problem import Problem
 from trustclip.train.runs.directory import RunDirectory
+from trustclip.train.runs.opening import open_run
 from trustclip.train.settings.stages import RLSettings
 from trustclip.train.suite.plan import digest
 
@@ -40,6 +44,19 @@ def test_a_run_is_resumed_whatever_its_neutral_settings(tmp_path):
     assert RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, **changed)).path == tmp_path
     with pytest.raises(ValueError, match="max_steps"):
         RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, max_steps=3))
+
+
+def test_the_time_of_a_stopped_run_is_that_of_all_its_parts(tmp_path, monkeypatch):
+    console, config = Console(quiet=True), settings(tmp_path / "run")
+    wall = iter([100.0, 130.0, 500.0, 507.0])
+    clock = SimpleNamespace(monotonic=lambda: next(wall), process_time=lambda: 0.0)
+    monkeypatch.setattr("trustclip.logs.writing.run.time", clock)
+    with open_run("rl", config, console):
+        raise Interrupted
+    with open_run("rl", config, console) as (run, finished):
+        assert not finished
+        run.summarize({"finished": True})
+    assert run.summary["seconds"] == 37.0
 
 
 @pytest.mark.parametrize("job", [("1", None), ("", "2"), ("2", "2"), ("one", "2")])

@@ -105,6 +105,9 @@ class RunWriter:
                 raise ValueError(unchangeable(path, marks, key, flat(begun), now, elsewhere))
         run = cls.__new__(cls)
         run._open(path)
+        before = run.summary  # of the parts of a run, the times add up
+        run._started -= before.get("seconds", 0.0)
+        run._cpu -= before.get("cpu_seconds", 0.0)
         if longer is not None:
             run._extend(longer, config, marks)
         return run

@@ -43,6 +43,8 @@ def open_run(
         try:
             yield run, finished
         except Interrupted:
+            if not (summary := run.summary).get("finished"):
+                run.summarize({"command": command, **summary, "finished": False})
             if part:
                 raise
             console.print(f"stopped; the same command continues {run.path}.", highlight=False)

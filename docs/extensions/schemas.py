@@ -1,7 +1,7 @@
 """JSON Schemas of recipes and suites, made from the classes that check them.
 
 ``python docs/extensions/schemas.py recipe > recipes/schema/recipe.json``; the same for ``suite``.
-What is written there comes with the package, and `trustclip schema` prints it.
+What is written there comes with the package, and `trustclip recipes --schema recipe` prints it.
 
 An editor completes keys, shows what they are and marks what is wrong while a file is written. What
 depends on several values, on files or on installed packages, only `trustclip run FILE --dry-run`

@@ -161,7 +161,7 @@ def test_doctor_does_the_arithmetic():
         (["suite", "a", "--hours", "x"], ["--hours {None}|FLOAT: got 'x'"]),
         (["doctor", "--method"], ["--method needs a value"]),
         (["decontaminate", "--train", "x"], ["--test, --out are missing"]),
-        (["grade", "missing.jsonl"], ["missing.jsonl"]),
+        (["eval", "--grade", "missing.jsonl"], ["missing.jsonl"]),
     ],
 )
 def test_bad_input_gets_one_clear_error(args, words, tmp_path):
@@ -235,7 +235,7 @@ def test_output_in_ascii_says_the_same():
     assert done.stdout.split() == [b"-+-deltae?"], done.stderr
 
 
-@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"bench", "bounds", "check", "suggest"}))
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"bench", "bounds", "check"}))
 def test_wrong_usage_is_one_sentence(name, capsys):
     assert main([name, "--nope", "1"]) == 2
     said = capsys.readouterr().err
@@ -502,13 +502,13 @@ def test_stored_completions_are_graded_again(tmp_path):
     for shard, row in zip(("samples.jsonl", "samples-00001.jsonl"), rows, strict=True):
         (run / shard).write_text(json.dumps(row) + "\n", "utf-8")
     table.write_text("answer,gold\n\\boxed{4},4\n", "utf-8")
-    done = trustclip("grade", str(run), "--out", str(tmp_path / "graded.jsonl"))
+    done = trustclip("eval", "--grade", str(run), "--out", str(tmp_path / "graded.jsonl"))
     assert done.returncode == 0, done.stderr
     assert "1 of 2 right (50.0%)" in done.stdout and "changed 1" in done.stdout
     graded = [json.loads(line) for line in (tmp_path / "graded.jsonl").read_text().splitlines()]
     assert [row["correct"] for row in graded] == [1, 0]
-    assert "1 of 1 right" in trustclip("grade", str(table)).stdout
-    done = trustclip("grade", str(tmp_path))
+    assert "1 of 1 right" in trustclip("eval", "--grade", str(table)).stdout
+    done = trustclip("eval", "--grade", str(tmp_path))
     assert (
         done.returncode == 2 and f"{tmp_path / 'samples.jsonl'} holds no completion" in done.stderr
     )

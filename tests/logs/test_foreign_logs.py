@@ -434,9 +434,9 @@ def test_files_whose_updates_overlap_are_no_course(tmp_path: Path) -> None:
 
 
 def test_suggest_and_shadow_read_exports_of_prime_rl(capsys: pytest.CaptureFixture) -> None:
-    assert main(["suggest", "atr", "--share", "0.1", str(PRIME / "weights")]) == 0
+    assert main(["shadow", str(PRIME / "weights"), "--suggest", "atr", "--share", "0.1"]) == 0
     assert "of 60 tokens" in capsys.readouterr().out
     assert main(["shadow", str(PRIME / "weights")]) == 0
     assert "atr" in capsys.readouterr().out
-    assert main(["suggest", "atr", str(VERL / "metrics.jsonl")]) == 2
+    assert main(["shadow", str(VERL / "metrics.jsonl"), "--suggest", "atr"]) == 2
     assert "has no tokens; expected token_exports" in capsys.readouterr().err

@@ -6,7 +6,6 @@ command's options.
 """
 
 import functools
-import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -41,21 +40,10 @@ def require(*packages: str) -> None:
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
-def takes(cls: type | str) -> Callable[[Command], Command]:
-    """Decorator of a command: the class of its options, or its ``"module:Class"``, for shells."""
-
-    def with_options(command: Command) -> Command:
-        command.options = cls  # type: ignore[attr-defined]
-        return command
-
-    return with_options
-
-
 def reads(cls: type[T]) -> Callable[[Callable[[T], int]], Command]:
     """Decorator of a command that needs nothing but its options."""
 
     def reading(function: Callable[[T], int]) -> Command:
-        @takes(cls)
         @functools.wraps(function)
         def command(argv: Sequence[str]) -> int:
             return function(parse(cls, argv, function.__name__))
@@ -63,12 +51,6 @@ def reads(cls: type[T]) -> Callable[[Callable[[T], int]], Command]:
         return command
 
     return reading
-
-
-def options_class(command: Command) -> type | None:
-    """The class of options that a command `takes`."""
-    cls = getattr(command, "options", None)
-    return pkgutil.resolve_name(cls) if isinstance(cls, str) else cls
 
 
 def parse(

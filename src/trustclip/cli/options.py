@@ -1,6 +1,5 @@
 """The options of a command as its class declares them: names, types, defaults; its help text."""
 
-import argparse
 import ast
 import contextlib
 import inspect
@@ -172,24 +171,39 @@ def describe(cls: type) -> str:
 
 def help_of(cls: type, command: str, usage: str = "") -> str:
     """The help text of a command, for the class of its options; ``usage`` replaces its head."""
-    options = options_of(cls)
-    head = usage.strip() or f"usage: {_usage(options, command)}\n\n{describe(cls)}".strip()
-    parser = argparse.ArgumentParser(
-        usage=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    groups: dict[str, Any] = {}
-    if any(one.positional for one in options):
-        groups["positional"] = parser.add_argument_group("arguments")
-    groups[""] = parser.add_argument_group("options")
-    for one in sorted(options, key=lambda one: (not one.required, _depth(cls, one))):
+    options = sorted(options_of(cls), key=lambda one: (not one.required, _depth(cls, one)))
+    head = usage.strip() or f"usage: {_usage(options_of(cls), command)}\n\n{describe(cls)}".strip()
+    groups: dict[str, list[str]] = {"arguments": [], "options": []}
+    for one in options:
         section = one.path.rpartition(".")[0]
-        if one.positional:
-            section = "positional"
-        elif section not in groups:
-            groups[section] = parser.add_argument_group(f"options of {section}")
-        add(groups[section], one)
-    body = parser.format_help().partition("\n\n")[2]
-    return f"{head}\n\n{body}".rstrip()
+        title = f"options of {section}" if section else "options"
+        groups.setdefault("arguments" if one.positional else title, []).append(_entry(one))
+    groups["options"].append(_row("-h, --help", "print this text"))
+    return "\n\n".join([head, *(f"{t}:\n" + "\n".join(e) for t, e in groups.items() if e)])
+
+
+def _entry(one: Option) -> str:
+    """An option and its description in a help text."""
+    value = "" if one.hint is bool else f"[{one.metavar} ...]" if one.many else one.metavar
+    names = [] if one.positional else [*one.flags, *filter(None, [one.off])]
+    text = one.text
+    if one.required and not one.positional:
+        text += " (required)"
+    elif one.default is not MISSING and one.default not in (None, (), ""):
+        text += f" (default: {_default_text(one.default)})"
+    return _row(" ".join(filter(None, [", ".join(names), value])), text.strip())
+
+
+#: Column of a help text in which descriptions begin.
+_INDENT = 24
+
+
+def _row(names: str, text: str) -> str:
+    width = max(shutil.get_terminal_size().columns - 2, _INDENT + 20)
+    indent = " " * _INDENT
+    body = textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent)
+    fits = len(names) + 4 <= _INDENT
+    return f"  {names}".ljust(_INDENT) + body[_INDENT:] if fits else f"  {names}\n{body}".rstrip()
 
 
 def _depth(cls: type, one: Option) -> int:
@@ -208,27 +222,6 @@ def _usage(options: Sequence[Option], command: str) -> str:
         elif one.required:
             words.append(f"{one.flags[-1]} {one.metavar}")
     return " ".join([f"trustclip {command}", *words, "[options]"])
-
-
-def add(parser: Any, one: Option) -> argparse.Action:
-    """Add an option to an argparse parser, for help and completion."""
-    text = one.text.replace("%", "%%")
-    if one.required and not one.positional:
-        text += " (required)"
-    elif one.default is not MISSING and one.default not in (None, (), ""):
-        text += f" (default: {_default_text(one.default)})".replace("%", "%%")
-    options: dict[str, Any] = {"help": text.strip(), "default": argparse.SUPPRESS}
-    if one.positional:
-        return parser.add_argument(
-            one.path, metavar=one.metavar, nargs="*" if one.many else None,
-            choices=one.choices or None, help=options["help"],
-        )  # fmt: skip
-    if one.hint is bool:
-        return parser.add_argument(*one.flags, one.off, action="store_true", **options)
-    choices = one.choices or None
-    nargs = "*" if one.many else None
-    metavar = one.metavar if choices is None or NoneType in one.kinds else None
-    return parser.add_argument(*one.flags, metavar=metavar, choices=choices, nargs=nargs, **options)
 
 
 def _default_text(value: Any) -> str:

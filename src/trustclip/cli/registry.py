@@ -18,9 +18,6 @@ KNOWN = {
     "trustclip-lab": ("lab", "arena", "theory", "tabular", "control", "paper", "bench", "atlas")
 }
 
-#: Of `Command.first`: a file or a folder.
-PATH = ("PATH",)
-
 
 class Command(NamedTuple):
     """A command: what it does, and the module that is imported when it is called."""
@@ -30,7 +27,6 @@ class Command(NamedTuple):
     module: str
     does: str  # its help, a line without a full stop
     continues: bool = False  # whether the same command goes on after SIGTERM or Ctrl-C
-    first: tuple[str, ...] = ()  # what its first argument may be, for shells; or `PATH`
     records: bool = False  # what it does goes into a folder, so it outlives its output
     extra: str = "cli"  # of the distribution, to install for it
 
@@ -42,16 +38,16 @@ _PROGRAM = {
     "try": ("start", "a few completions of a model: prompt, answer, reward, length, speed"),
     "sft": ("experiments", "fine-tune a model on worked solutions"),
     "rl": ("experiments", "train a model on verified rewards under a constraint"),
-    "eval": ("experiments", "Mean@K and Pass@K of a model on problem sets, with intervals"),
+    "eval": (
+        "experiments",
+        "Mean@K and Pass@K of a model, with intervals; stored answers graded again",
+    ),
     "run": ("experiments", "a whole experiment from one file: fine-tune, train, evaluate"),
     "resume": ("experiments", "continue a run from its folder, also with more updates"),
     "suite": ("experiments", "methods x seeds x models, resumable, with a table of differences"),
     "recipes": ("experiments", "the recipes and suites that come with trustclip; copy one"),
-    "schema": ("editors", "the JSON Schema of recipes or suites, for editors"),
     "verify": ("stored", "which files of a run are whole, changed or missing"),
-    "grade": ("stored", "re-grade stored completions"),
     "decontaminate": ("stored", "find test problems that occur in a training set"),
-    "completion": ("editors", "a completion script for bash, zsh or fish"),
 }
 #: Commands of the library, in the same way; they load no module of `trustclip.train`.
 _LIBRARY = {
@@ -59,8 +55,7 @@ _LIBRARY = {
     "explain": ("evidence", "what the constraint did in a run or in another trainer's log"),
     "tokens": ("inspection", "which tokens a constraint cut, completion by completion"),
     "microscope": ("inspection", "a page of completions token by token, under several methods"),
-    "shadow": ("shadows", "which tokens of a run other methods would have cut"),
-    "suggest": ("shadows", "the threshold at which a method would have cut a share of the tokens"),
+    "shadow": ("shadows", "what other methods would have cut, and the threshold for a share"),
     "compare": ("evidence", "differences between evaluations, with intervals and p-values"),
     "power": ("evidence", "how many seeds would find a gap, from the runs of a pilot"),
     "methods": ("constraints", "the constraints and their hyper-parameters"),
@@ -74,7 +69,7 @@ _RESUMABLE = {"demo", "sft", "rl", "eval", "run", "resume"}
 _RECORDING = {*_RESUMABLE, "suite"}
 #: The extra to install for a command that needs more than ``cli``, which all of these include.
 _EXTRAS: dict[str, str] = {
-    **dict.fromkeys(("demo", "init", "try", "sft", "rl", "eval", "run", "suite", "grade"), "train"),
+    **dict.fromkeys(("demo", "init", "try", "sft", "rl", "eval", "run", "suite"), "train"),
     **dict.fromkeys(("report", "microscope"), "report"),
 }
 

@@ -92,7 +92,7 @@ def secret_in_a_suite(folder):
 
 @artefact(2, "row 1 has no text in 'response'")
 def row_without_an_answer(folder):
-    return ["grade", problems(folder, {"response": None, "gold": "1"})]
+    return ["eval", "--grade", problems(folder, {"response": None, "gold": "1"})]
 
 
 @artefact(2, "101 bad rows")

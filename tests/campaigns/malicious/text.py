@@ -72,7 +72,7 @@ def tokens_with_controls(folder):
 def completion_to_grade(folder):
     row = {"response": rf"\boxed{{4}} {CONTROLS}{SCRIPT}", "gold": "4", "judged": CONTROLS}
     (folder / "samples.jsonl").write_text(json.dumps(row) + "\n")
-    return ["grade", str(folder / "samples.jsonl")]
+    return ["eval", "--grade", str(folder / "samples.jsonl")]
 
 
 @artefact(2, "unknown key")

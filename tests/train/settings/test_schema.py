@@ -28,7 +28,7 @@ def test_the_shipped_schema_is_made_from_the_classes(kind, capsys):
     assert there == text(kind), (
         f"python docs/extensions/schemas.py {kind} > recipes/schema/{kind}.json"
     )
-    assert main(["schema", kind]) == 0
+    assert main(["recipes", "--schema", kind]) == 0
     assert capsys.readouterr().out == there
 
 

@@ -1,20 +1,16 @@
 """The laboratory's commands, which `trustclip` finds by the entry point ``trustclip.commands``."""
 
-from trustclip.cli.registry import PATH, Command
-from trustclip_lab.bench import TOPICS
+from trustclip.cli.registry import Command
 
 _LABORATORY = "trustclip_lab.cli.laboratory"
 
 COMMANDS = {
     "atlas": Command(_LABORATORY, "a page of every method's gate, with sliders; methods compared"),
-    "lab": Command(
-        _LABORATORY, "methods on many seeds at once, of very small policies", first=PATH
-    ),
+    "lab": Command(_LABORATORY, "methods on many seeds at once, of very small policies"),
     "arena": Command(
         _LABORATORY,
         "constraints tuned alike and compared on fresh seeds of the lab",
         continues=True,
-        first=PATH,
     ),
     "theory": Command(_LABORATORY, "the paper's theorems, computed on both sides"),
     "tabular": Command(_LABORATORY, "methods on a bandit and a tree, where everything is exact"),
@@ -23,6 +19,5 @@ COMMANDS = {
     "bench": Command(
         "trustclip_lab.cli.bench",
         "cost of the head, the bounds and the methods, compared with others",
-        first=tuple(TOPICS),
     ),
 }

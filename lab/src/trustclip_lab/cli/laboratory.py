@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from trustclip.cli.arguments import changes_of, parse, reads, require, split_option, takes
+from trustclip.cli.arguments import changes_of, parse, reads, require, split_option
 from trustclip.support.jsonl import write_text
 from trustclip.support.marks import Also, Argument
 from trustclip.support.terminal import Terminal, say
@@ -46,7 +46,6 @@ Methods on many seeds at once, of very small policies. The same command continue
 """
 
 
-@takes("trustclip_lab.stack:LabSettings")
 def lab(argv: Sequence[str]) -> int:
     """``trustclip lab [FILE]``: methods on many seeds at once, of very small policies."""
     from trustclip.train.shipped import locate
@@ -86,7 +85,6 @@ A constraint of your own: --constraints '{mine: ...}' --reference mine --contras
 """
 
 
-@takes("trustclip_lab.arena.settings:ArenaSettings")
 def arena(argv: Sequence[str]) -> int:
     """``trustclip arena FILE``: constraints tuned alike and compared on fresh seeds."""
     if argv and argv[0] in ("page", "verify"):
@@ -122,7 +120,6 @@ def _part(text: str) -> tuple[int, int]:
     return int(part), int(parts)
 
 
-@takes("trustclip_lab.control:ControlSettings")
 def control(argv: Sequence[str]) -> int:
     """Methods in PPO on Gymnasium environments."""
     import torch
@@ -237,7 +234,6 @@ def theory(options: Theory) -> int:
     return run_theory(Terminal(), options.figures)
 
 
-@takes("trustclip_lab.tabular:TabularSettings")
 def tabular(argv: Sequence[str]) -> int:
     """Methods on a bandit and a tree, where everything is exact."""
     import torch

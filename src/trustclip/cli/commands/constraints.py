@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.padding import Padding
 from rich.table import Table
 
 import trustclip
@@ -45,25 +44,14 @@ def methods(options: Methods) -> int:
         say(markdown_table(_HEADER, [(f"`{name}`", *rest) for name, *rest in rows]))
         say("\nOther names: " + "; ".join(f"`{a}` is `{of}`" for a, of in _other_names()) + ".")
         return 0
-    _list_methods(rows, Terminal())
-    say("\nother names: " + "; ".join(f"{a} is {of}" for a, of in _other_names()))
-    return 0
-
-
-def _list_methods(rows: Sequence[Sequence[str]], console: Terminal) -> None:
-    """A table of methods, or under a certain width a paragraph for each."""
-    if console.width < _WIDE:
-        for name, what, defaults, engines in rows:
-            console.print(name, style="bold")
-            about = f"{what} Defaults: {defaults or 'none'}. Trains in {engines}."
-            console.print(Padding(about, (0, 0, 0, 4)), highlight=False)
-        return
     table = Table(box=None, pad_edge=False)
     for title in _HEADER:
         table.add_column(title, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    console.print(table)
+    Terminal().print(table)
+    say("\nother names: " + "; ".join(f"{a} is {of}" for a, of in _other_names()))
+    return 0
 
 
 def _other_names() -> list[tuple[str, str]]:
@@ -95,8 +83,6 @@ def _engines(markdown: bool) -> int:
     return 0
 
 
-#: Characters of a terminal in which a table of methods is readable.
-_WIDE = 120
 #: Columns of the table of methods; an engine is named if it trains the method's defaults.
 _HEADER = ("method", "what it does", "defaults", "trains in")
 

@@ -1,11 +1,12 @@
 """Commands that train and evaluate; each takes arguments and returns an exit status."""
 
 import dataclasses
+import pkgutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from trustclip.cli.arguments import changes_of, reads, require, split_option, takes
+from trustclip.cli.arguments import changes_of, reads, require, split_option
 from trustclip.cli.options import help_of
 from trustclip.support.marks import Argument
 from trustclip.support.terminal import Terminal, say
@@ -34,7 +35,7 @@ examples:
   trustclip sft --model Qwen/Qwen3-1.7B --dataset solved.jsonl --output-dir runs/sft""",
     "rl": """\
 --preset tiny sets everything for a small model and generated problems, seconds on a CPU;
---dry-run prints the plan, estimates the memory and runs the longest batch once;
+--dry-run prints the plan and runs the longest batch once;
 --method.NAME VALUE sets a hyper-parameter of the method (trustclip methods lists both), and
 --trl.NAME VALUE any other field of TRL's GRPOConfig.
 
@@ -45,6 +46,9 @@ examples:
     "eval": """\
 --preset tiny sets everything for a small model and generated problems, seconds on a CPU;
 --dry-run says what would be done and loads no model.
+
+--grade RUN|FILE [--style STYLE] [--out FILE] grades stored answers again instead: those of a
+run's samples.jsonl, or of a CSV file with the columns answer and gold.
 
 examples:
   trustclip eval --preset tiny
@@ -78,7 +82,6 @@ def settings(
     return build(cls, content, Source(changes=changes))
 
 
-@takes(DemoSettings)
 def demo(argv: Sequence[str]) -> int:
     options = settings(DemoSettings, argv, "demo", examples=EXAMPLES["demo"])
     require("transformers", "trl", "plotly", "jinja2")  # the last two of the page it ends with
@@ -96,51 +99,39 @@ def demo(argv: Sequence[str]) -> int:
     return 0
 
 
-@takes(SFTSettings)
 def sft(argv: Sequence[str]) -> int:
-    options, dry = _stage(SFTSettings, argv, "sft")
-    if dry:
-        from trustclip.train.preflight.dry_run import dry_sft
-
-        return dry_sft(options, Terminal())
-    from trustclip.train.sft import sft as run
-
-    run(options, Terminal())
-    return 0
+    return _stage(SFTSettings, argv, "sft")
 
 
-@takes(RLSettings)
 def rl(argv: Sequence[str]) -> int:
-    options, dry = _stage(RLSettings, argv, "rl")
-    if dry:
-        from trustclip.train.preflight.dry_run import dry_rl
-
-        return dry_rl(options, Terminal())
-    from trustclip.train.rl import rl as run
-
-    run(options, Terminal())
-    return 0
+    return _stage(RLSettings, argv, "rl")
 
 
-@takes(EvalSettings)
 def evaluate(argv: Sequence[str]) -> int:
-    options, dry = _stage(EvalSettings, argv, "eval")
-    if dry:
-        from trustclip.train.preflight.dry_run import dry_eval
+    if "--grade" in argv:
+        from trustclip.cli.commands.stored import regrade
 
-        return dry_eval(options, Terminal())
-    from trustclip.train.eval import run_evaluation
-
-    run_evaluation(options, Terminal())
-    return 0
+        return regrade([argument for argument in argv if argument != "--grade"])
+    return _stage(EvalSettings, argv, "eval")
 
 
-def _stage(cls: type[T], argv: Sequence[str], name: str) -> tuple[T, bool]:
-    """Settings of a stage, and whether ``--dry-run`` asks for what it would do."""
+#: The function of each command that runs settings.
+_RUNS = {
+    "sft": "trustclip.train.sft:sft",
+    "rl": "trustclip.train.rl:rl",
+    "eval": "trustclip.train.eval:run_evaluation",
+    "run": "trustclip.train.pipeline:run_recipe",
+}
+
+
+def _stage(cls: type, argv: Sequence[str], name: str) -> int:
+    """Run a stage, or say what it would do where ``--dry-run`` asks for it."""
     rest, dry = _dry(argv)
     options = settings(cls, rest, name, examples=EXAMPLES[name])
     _be_quiet()
-    return options, dry
+    place = f"trustclip.train.preflight.dry_run:dry_{name}" if dry else _RUNS[name]
+    result = pkgutil.resolve_name(place)(options, Terminal())
+    return result if dry else 0
 
 
 def _dry(argv: Sequence[str]) -> tuple[list[str], bool]:
@@ -163,7 +154,7 @@ Run a recipe (fine-tuning, training, evaluations), or continue the one in its ou
 FILE is yours, or the name of one that comes with trustclip: trustclip recipes.
 SIGTERM or Ctrl-C saves and exits with status 0.
 
-  --dry-run             print the plan, estimate the memory, and run the longest batch once
+  --dry-run             print the plan, and run the longest batch once
   --SECTION.NAME VALUE  override a value of the file, e.g. --rl.learning-rate 1e-5 --seed 1;
                         --method NAME and --method.NAME VALUE set the method and its
                         hyper-parameters, --trl.NAME VALUE sets any field of TRL's GRPOConfig
@@ -173,7 +164,6 @@ SIGTERM or Ctrl-C saves and exits with status 0.
 Options of the sections: trustclip sft --help, trustclip rl --help, trustclip eval --help."""
 
 
-@takes(Recipe)
 def run(argv: Sequence[str]) -> int:
     if not argv or {"-h", "--help"} & set(argv):
         say(RUN_USAGE)
@@ -213,7 +203,6 @@ the start; with another schedule the command says what differs.
                  a recipe began the run"""
 
 
-@takes(Recipe)
 def resume(argv: Sequence[str]) -> int:
     if not argv or {"-h", "--help"} & set(argv):
         say(RESUME_USAGE)
@@ -230,13 +219,7 @@ def resume(argv: Sequence[str]) -> int:
     _, changes = changes_of(argv, cls, ALIASES if command == "run" else {})
     options = build(cls, content, Source(f"{folders[0]}/config.yaml", {}, changes))
     _be_quiet()
-    from trustclip.train.eval import run_evaluation
-    from trustclip.train.pipeline import run_recipe
-    from trustclip.train.rl import rl as reinforce
-    from trustclip.train.sft import sft as tune
-
-    of_command = {"rl": reinforce, "sft": tune, "eval": run_evaluation, "run": run_recipe}
-    of_command[command](options, Terminal())
+    pkgutil.resolve_name(_RUNS[command])(options, Terminal())
     return 0
 
 
@@ -293,12 +276,18 @@ class Recipes:
     """The one to copy; lists all when unset."""
     to: Argument[Path] = Path()
     """Folder or file of the copy."""
+    schema: Literal["recipe", "suite"] | None = None
+    """Print the JSON Schema of recipes or suites instead. An editor reads it where a file begins
+    with "# yaml-language-server: $schema=recipe.json"."""
 
 
 @reads(Recipes)
 def recipes(options: Recipes) -> int:
-    from trustclip.train.shipped import command_of, copy_shipped, shipped, title
+    from trustclip.train.shipped import FOLDER, command_of, copy_shipped, shipped, title
 
+    if options.schema is not None:
+        say((FOLDER / "schema" / f"{options.schema}.json").read_text(encoding="utf-8"), end="")
+        return 0
     if options.name is not None:
         copy = copy_shipped(options.name, options.to)
         command = command_of(shipped()[options.name])

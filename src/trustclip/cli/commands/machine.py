@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from trustclip.cli.arguments import parse, split_option, takes
+from trustclip.cli.arguments import parse, split_option
 from trustclip.support.marks import Metavar
 from trustclip.support.terminal import say
 
@@ -40,7 +40,6 @@ class Doctor:
     --length N estimates the damage at N tokens."""
 
 
-@takes(Doctor)
 def doctor(argv: Sequence[str]) -> int:
     if "--verl" in argv:
         return _verl(argv[list(argv).index("--verl") + 1 :])

@@ -1,31 +1,25 @@
 """Commands that replay other methods in place of the acting one, on a file of tokens."""
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from trustclip.cli.arguments import method_from, reads, split_option
+from trustclip.cli.arguments import reads
 from trustclip.support.marks import Argument
 from trustclip.support.terminal import Terminal, say
 from trustclip.support.text import percent
 from trustclip.support.yaml_files import yaml_list
 
-_SUGGEST = """\
-usage: trustclip suggest METHOD [--share 0.02] LOGS... [--HYPER-PARAMETER VALUE ...]
-
-The thresholds at which METHOD would have cut a share of the recorded tokens, and what stock TRL
-and verl call them. All thresholds are moved by one factor, from the given hyper-parameters or the
-defaults. LOGS: files of tokens (.jsonl or .parquet), folders of them, or run directories.
-
-Methods: """
-
 
 @dataclasses.dataclass
 class Shadow:
-    """Which tokens of a run other methods would have cut."""
+    """Which tokens of a run other methods would have cut.
+
+    With --suggest METHOD, the thresholds at which METHOD would have cut a share of the tokens, and
+    what stock TRL and verl call them; all its thresholds are moved by one factor.
+    """
 
     logs: Argument[tuple[Path, ...]]
     """Files of tokens (.jsonl or .parquet), folders of them, or run directories."""
@@ -33,6 +27,10 @@ class Shadow:
     """Methods, such as "atr, {name: clip, epsilon: 0.1}"; or all for which the log has the data."""
     acting: str = "clip"
     """Method to compare with, where the log does not record what acted."""
+    suggest: str = ""
+    """Method whose threshold is sought, such as atr or "{name: clip_higher, high: 0.4}"."""
+    share: float = 0.02
+    """Share of the tokens that it would have cut."""
     figure: Path | None = None
     """Write the matrix of the methods as a picture (SVG) to this file."""
 
@@ -42,10 +40,17 @@ def shadow(options: Shadow) -> int:
     if not options.logs or not options.methods.strip():
         raise ValueError("give at least one file of tokens, and one method.")
     from trustclip.constraints.base import methods as every
-    from trustclip.constraints.registry import method
+    from trustclip.constraints.registry import as_method, method
     from trustclip.constraints.shadow import shadow_methods
     from trustclip.logs.watched import able, supplied, watch
 
+    if options.suggest:
+        from trustclip.findings.suggest import suggest
+
+        _print_suggestion(
+            suggest(as_method(yaml_list(options.suggest)[0]), options.share, options.logs)
+        )
+        return 0
     fields, left_out = supplied(options.logs), {}
     if options.methods == "all":
         shadows, left_out = able([method(name) for name in every()], fields)
@@ -86,27 +91,6 @@ def _print_shadows(result: Any, console: Terminal) -> None:
         cosine = of(label, "cosine")
         table.add_row(label, *shares, "-" if cosine is None else f"{cosine:.4f}")
     console.print(table)
-
-
-def suggest(argv: Sequence[str]) -> int:
-    if not argv or argv[0].startswith("-"):
-        from trustclip.constraints.base import methods
-
-        say(_SUGGEST + ", ".join(methods()))
-        return 0 if argv else 2
-    name, *rest = argv
-    rest, text = split_option(rest, "--share")
-    from trustclip.findings.suggest import suggest as find
-
-    method, logs = method_from(name, rest, f"suggest {name}")
-    if not logs:
-        raise ValueError("give at least one file of tokens.")
-    try:
-        share = float("0.02" if text is None else text)
-    except ValueError:
-        raise ValueError(f"--share must be a number such as 0.02, got {text!r}.") from None
-    _print_suggestion(find(method, share, [*map(Path, logs)]))
-    return 0
 
 
 def _print_suggestion(suggestion: Any) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trustclip.cli.arguments import changes_of, takes
+from trustclip.cli.arguments import changes_of
 from trustclip.cli.commands.experiments import settings
 from trustclip.support.terminal import Terminal, say
 from trustclip.train.settings.stages import InitSettings, TrySettings
@@ -26,7 +26,6 @@ examples:
 _OWN = ("n", "each")
 
 
-@takes(TrySettings)
 def attempt(argv: Sequence[str]) -> int:
     positional, changes = changes_of(argv, TrySettings)
     training, fine_tunes = None, False
@@ -52,7 +51,6 @@ def attempt(argv: Sequence[str]) -> int:
     return 0
 
 
-@takes(InitSettings)
 def init(argv: Sequence[str]) -> int:
     options = settings(InitSettings, argv, "init", "file", _INIT)
     from trustclip.train.watch.callbacks import silence_libraries

@@ -1,10 +1,11 @@
-"""Commands of the training program on what a run has left: check, grade again."""
+"""Commands of the training program on what a run has left: its files, its stored answers."""
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
-from trustclip.cli.arguments import reads
+from trustclip.cli.arguments import parse, reads
 from trustclip.support.marks import Argument
 from trustclip.support.terminal import say
 from trustclip.train.problems.decontaminate import DecontaminateConfig
@@ -50,15 +51,15 @@ class Grade:
     """Write the graded rows to this JSON-lines file."""
 
 
-@reads(Grade)
-def grade(options: Grade) -> int:
+def regrade(argv: Sequence[str]) -> int:
+    """`trustclip eval --grade`: stored answers, graded again."""
+    options = parse(Grade, argv, "eval --grade")
     from trustclip.support.jsonl import append_jsonl
-    from trustclip.train.evaluation.offline import grade as regrade
-    from trustclip.train.evaluation.offline import read_samples
+    from trustclip.train.evaluation.offline import grade, read_samples
 
     if options.out is not None and options.out.exists():
         raise ValueError(f"{options.out} exists; choose another --out.")
-    rows, counts = regrade(read_samples(options.samples), options.style)
+    rows, counts = grade(read_samples(options.samples), options.style)
     right = sum(row["correct"] for row in rows)
     say(f"{right} of {len(rows)} right ({right / len(rows):.1%})")
     say(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))

@@ -18,7 +18,7 @@ from trustclip.cli.registry import COMMANDS, added_commands
 #: Those of the core and of the laboratory.
 EVERY = (*COMMANDS, *added_commands())
 #: Flags whose names a method, TRL or a recipe's sections give.
-OPEN = re.compile(r"--(methods?|trl|rl|sft|eval|sampler|brake|sweep|[a-z]+\.)\b")
+OPEN = re.compile(r"--(methods?|trl|rl|sft|eval|sampler|sweep|[a-z]+\.)\b")
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gates": (("constraints/gates.py",), ("constraints/test_gate_algebra.py",)),
     "aggregation": (
         ("constraints/aggregation.py", "constraints/masked.py"),
-        ("constraints/test_gate_algebra.py", "constraints/test_advantages_aggregation.py"),
+        ("constraints/test_gate_algebra.py", "constraints/test_aggregation.py"),
     ),
     "intervals": (("constraints/intervals.py",), ("constraints/test_intervals.py",)),
     "store": (

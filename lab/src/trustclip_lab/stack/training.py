@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trustclip.constraints import advantages as advantage_rules
 from trustclip.constraints import divergences
 from trustclip.constraints.aggregation import aggregate
 from trustclip.constraints.candidates import Candidates
@@ -25,6 +24,7 @@ from trustclip_lab.stack.settings import LabSettings
 from trustclip_lab.stack.steps import Step
 from trustclip_lab.stack.streams import Stream
 from trustclip_lab.stack.tasks import Task, task
+from trustclip_lab.tabular import advantages as advantage_rules
 from trustclip_lab.tabular.training import PER_STATE
 
 #: A generation of a seed, as a row: numbers by name.

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trustclip.constraints.advantages import group_mean
 from trustclip.constraints.base import Method
 from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.divergences import categorical_kl, categorical_tv, k3
+from trustclip_lab.tabular.advantages import group_mean
 from trustclip_lab.tabular.trees import DOUBLE, Tree
 
 #: Answers to one prompt: what a reward is compared with.

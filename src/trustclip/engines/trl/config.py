@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
 
 from trustclip.constraints.base import Method, Trait
-from trustclip.constraints.brake import Brake, as_brake
 from trustclip.constraints.candidates import DEFAULT
 from trustclip.constraints.registry import as_method, with_arguments
 from trustclip.constraints.schedule import Schedule
@@ -79,8 +78,6 @@ class ConstrainedGRPOConfig(GRPOConfig):
       replay: give every token its probability among the tokens that the sampler could draw there,
         where top-p, top-k or min-p cut it off, so that trainer and sampler agree. These tokens
         then are the candidates. Needs trustclip's head.
-      brake: a mapping of the fields of `trustclip.constraints.brake.Brake`: the learning rate
-        follows the effective sample size of the completions. Logged as ``trustclip/brake``.
       share_prompts: score all completions of a prompt in a batch in one pass over that prompt, and
         nothing over padding: exact, to rounding. For the Llama family with trustclip's head; pays
         where prompts are long and batches hold several completions of each.
@@ -109,7 +106,6 @@ class ConstrainedGRPOConfig(GRPOConfig):
         "method",
         "method_args",
         "sampler",
-        "brake",
     ]
 
     # `str` must come second: Transformers' HfArgumentParser parses the flag as that type.
@@ -131,9 +127,6 @@ class ConstrainedGRPOConfig(GRPOConfig):
     server_url: str = _option("http://127.0.0.1:8000/v1", "Address of that server.")
     candidates: int | None = _option(None, "Likeliest tokens kept at each position, for centering.")
     replay: bool = _option(False, "Score tokens among those that the sampler kept.")
-    brake: dict[str, Any] | str | None = _option(
-        None, "Scale the learning rate by ESS: JSON of rule, reference."
-    )
     share_prompts: bool = _option(False, "Score the completions of a prompt in one pass over it.")
     whole_groups: bool = _option(False, "Keep the completions of a prompt in one update.")
     skip_zero_advantage: bool = _option(True, "Skip completions that cannot change the policy.")
@@ -149,7 +142,6 @@ class ConstrainedGRPOConfig(GRPOConfig):
         chosen = as_method(with_arguments(self.method or "atr", self.method_args))  # type: ignore[arg-type]
         self.method, self.method_args = chosen, None
         self.sampler = asdict(as_sampler(self.sampler))
-        self.brake = asdict(as_brake(self.brake))
         self.shadows = shadows(self.shadows or (), chosen, supply(self))  # type: ignore[assignment]
         if problems := [*_not_honoured(self, chosen)]:
             raise ValueError("cannot train with these settings: " + " ".join(problems))
@@ -172,10 +164,6 @@ class ConstrainedGRPOConfig(GRPOConfig):
         for name, off in plain.items():
             if (value := getattr(self, name)) != off:
                 yield f"{name}={value}"
-
-    def braking(self) -> Brake:
-        """How the learning rate follows the effective sample size."""
-        return as_brake(self.brake)
 
     def kept_candidates(self) -> int:
         """How many of the sampler's likeliest tokens are kept at each position, or `KEPT`."""
@@ -334,8 +322,6 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
     elif args.candidates and "candidates" not in supplied.fields:
         yield f"`candidates` cannot be kept: {supplied.missing['candidates']}."
     yield from _no_replay(args, chosen)
-    if args.braking().on and "logp_rollout" not in (supplied := supply(args)).fields:
-        yield f"`brake` weighs completions by the sampler, and {supplied.missing['logp_rollout']}."
     cut = (f"a copy does not apply {setting}" for setting in args.cut_off())
     reason = next(iter([*undecodable(args), *cut]), None)
     if reason and not args.sampling().exact:

@@ -44,10 +44,8 @@ def unrecorded(trainer: Any) -> str | None:
 
 def check_sampler(trainer: Any) -> None:
     """Refuse, as a ValueError, what depends on a model and is known only now."""
-    brake = trainer.args.braking()
     methods = (trainer.method, *trainer.args.watched())
     dependents = [repr(method.name) for method in methods if "logp_rollout" in method.requires]
-    dependents += ["`brake`"] * brake.on
     if dependents and (reason := unrecorded(trainer)):
         raise ValueError(
             f"{dependents[0]} needs `logp_rollout`, the log-probabilities that completions were "
@@ -58,11 +56,6 @@ def check_sampler(trainer: Any) -> None:
     if alone and (problem := limits.refusal(trainer.method, limits.ALONE)):
         raise ValueError(problem)
     _check_candidates(trainer)
-    if brake.on and trainer.is_deepspeed_enabled:
-        raise ValueError(
-            "`brake` cannot act under DeepSpeed, which makes its step inside of the backward pass: "
-            "leave `brake` out."
-        )
     sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
     if trainer.args.server == "reload" and sharded:
         raise ValueError(
@@ -206,8 +199,6 @@ def _skipping(trainer: Any) -> Iterator[str]:
         yield f"{method.name!r} also moves tokens without an advantage"
     if method.statistics_over == "micro_batch":
         yield f"{method.name!r} measures statistics over all tokens of a micro-batch"
-    if trainer.args.braking().on:
-        yield "the brake weighs all completions"
     if Trait.ADAPTS in method.traits:
         yield f"the threshold of {method.name!r} adapts to metrics over all tokens"
 

@@ -33,7 +33,6 @@ from trustclip.constraints.gradients import gradient, gradient_with_candidates
 from trustclip.constraints.selection import only_what_matters
 from trustclip.engines.trl import checkpoints, fast_paths
 from trustclip.engines.trl.additions import addition
-from trustclip.engines.trl.braking import Braking
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
 from trustclip.engines.trl.gradient_check import verified
 from trustclip.engines.trl.inputs import LAG, STATISTICS, inject, token_batch, token_mask
@@ -166,9 +165,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         self.importance_sampling_level = "token"  # the method's own level is in its gradient
         self._open_clip()
         fast_paths.check_sampler(self)  # before a server is contacted or the model is changed
-        self._braking = Braking(args.braking())
-        if self._braking.brake.on:
-            self.add_callback(self._braking)
         self._server = None if args.server == "none" else Following(self)
         if self.rollout_func is not None:
             self.rollout_func = sampled.same_lengths(self.rollout_func)
@@ -512,20 +508,15 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         if self._mode == "train":
             if Trait.ADAPTS in self.method.traits:
                 self._update.add(batch, surrogate)  # of all tokens: nothing is skipped then
-            self._braking.add(batch)
             self._record_loss(phase.inputs, batch, surrogate, phase.coefficient, scored)
 
     def _finish_update(self) -> None:
         if not self._acted:
             raise RuntimeError(_NOTHING_ACTED)
-        # Gradients are complete and the optimizer has not stepped: the brake's factor is in time.
         if Trait.ADAPTS in self.method.traits:
             window, self._update = self._update, diagnostics.Window()
             if metrics := window.read(self._sum):
                 self.method = self.method.after(metrics)
-        if self._braking.brake.on:
-            factor = self._braking.measure(self.accelerator.gather)
-            self._metrics["train"]["trustclip/brake"].append(factor)
         super()._finish_update()
 
     # -- the batch ---------------------------------------------------------------------------------
@@ -609,7 +600,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
 
     def _forget_update(self) -> None:
         self._update = diagnostics.Window()
-        self._braking.forget()
         super()._forget_update()
 
     # -- stopping: whoever can stop a run, as `trustclip.train.trainers` can, overrides these ------

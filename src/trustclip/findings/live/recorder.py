@@ -32,7 +32,7 @@ from trustclip.support.lock import only_process, rank
 from trustclip.support.terminal import Terminal, warn
 
 #: Settings of a trainer at the top of ``config.yaml``, as in a recipe; others are in ``trl``.
-_OURS = ("allow_inert", "sampler", "replay", "candidates", "server", "brake")
+_OURS = ("allow_inert", "sampler", "replay", "candidates", "server")
 #: Those on which no result depends, and why.
 _NEUTRAL = {
     "output_dir": "where the trainer writes",

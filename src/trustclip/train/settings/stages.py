@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationInfo
 
-from trustclip.constraints.brake import Brake
 from trustclip.constraints.schedule import Schedule
 from trustclip.engines.sampler import Sampler, as_sampler
 from trustclip.engines.served import Weights
@@ -395,8 +394,6 @@ class RLStage(Training, Rewarded):
         Annotated[str, Neutral("where the server is; what it samples from, `server` says")]
     ] = "http://127.0.0.1:8000/v1"
     """Address of that server, up to the version; the API key is read from OPENAI_API_KEY."""
-    brake: ToEngine[Brake] = Brake()
-    """Scale an update's learning rate by the effective sample size of its completions (VCPO)."""
     mask_truncated_completions: ToTrl[bool] = False
     """Exclude completions that reached the length limit from the loss."""
     lora_r: LoraRank = 32

@@ -1,9 +1,7 @@
 """Advantages, aggregation, the scalar loss, and what a batch refuses."""
 
-import itertools
 import math
 import statistics
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,76 +11,11 @@ from hypothesis import strategies as st
 from method_cases import batch_for
 
 import trustclip as tc
-from trustclip.constraints import advantages
 from trustclip.constraints.aggregation import aggregate
 
 DOUBLE = torch.float64
 VALUES = torch.tensor([[1.0, 2.0, 3.0, 4.0], [10.0, -6.0, 99.0, 99.0], [5.0, 99.0, 99.0, 99.0]])
 MASK = VALUES != 99.0
-FUNCTIONS = (
-    advantages.group_mean,
-    advantages.group_standardized,
-    partial(advantages.group_standardized, eps=0.0),
-    advantages.leave_one_out,
-)
-
-
-# Advantages ------------------------------------------------------------------------------------
-
-
-@given(
-    groups=st.lists(
-        st.lists(st.sampled_from([0.0, 1.0, 0.1, -2.0, 3.5]), min_size=4, max_size=4), min_size=1
-    )
-)
-@settings(max_examples=60, deadline=None, derandomize=True)
-def test_advantages_by_hand(groups: list[list[float]]) -> None:
-    rewards = torch.tensor(groups, dtype=DOUBLE).flatten()
-    mean, standardized, left_out = [], [], []
-    for group in groups:
-        for i, reward in enumerate(group):
-            others = group[:i] + group[i + 1 :]
-            centred = reward - statistics.fmean(group)
-            mean.append(centred)
-            standardized.append(centred / (statistics.stdev(group) + 1e-4))
-            left_out.append(reward - statistics.fmean(others))
-    for function, want in (
-        (advantages.group_mean, mean),
-        (advantages.group_standardized, standardized),
-        (advantages.leave_one_out, left_out),
-    ):
-        got = function(rewards, 4)
-        assert got.shape == rewards.shape
-        assert got.tolist() == pytest.approx(want, rel=1e-9, abs=1e-9), function.__name__
-
-
-@pytest.mark.parametrize("size", [2, 3, 8, 12, 16])
-@pytest.mark.parametrize("reward", [0.1, 0.7, -1 / 3, 1.0, 1e6 + 0.1])
-def test_advantages_of_equal_rewards_are_zero(reward: float, size: int) -> None:
-    """Exactly, though the mean of equal numbers is rounded."""
-    for function, dtype in itertools.product(FUNCTIONS, (torch.float32, DOUBLE, torch.bfloat16)):
-        mixed = torch.tensor([reward] * size + [0.0, reward] + [0.0] * (size - 2), dtype=dtype)
-        got = function(mixed, size)
-        assert got[:size].tolist() == [0.0] * size, function
-        assert got[size:].all(), function
-
-
-def test_advantages_of_rewards_that_are_not_finite_are_not() -> None:
-    for function in FUNCTIONS:
-        assert function(torch.full((4,), math.inf), 4).isnan().all()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_advantages_of_half_precision_rewards_are_those_of_the_same_numbers(dtype) -> None:
-    rewards = torch.tensor([1.0, 0.99, 1.01, 1.0]).to(dtype)
-    for function in (
-        advantages.group_mean,
-        advantages.group_standardized,
-        advantages.leave_one_out,
-    ):
-        got = function(rewards, 4)
-        assert got.dtype == torch.float32
-        assert torch.equal(got, function(rewards.float(), 4))
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
@@ -123,35 +56,6 @@ def test_a_number_that_an_aggregation_does_not_read_is_refused(
         return
     with pytest.raises(ValueError, match=f"`{number}` is for the aggregation '{rule}'"):
         tc.policy_loss("atr", small_batch(), name, **{number: 8})
-
-
-def test_a_shift_of_the_rewards_does_not_matter_and_a_scale_only_to_the_mean() -> None:
-    rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0], dtype=DOUBLE)
-    for function in (
-        advantages.group_mean,
-        advantages.group_standardized,
-        advantages.leave_one_out,
-    ):
-        torch.testing.assert_close(function(rewards + 7, 4), function(rewards, 4))
-    torch.testing.assert_close(
-        advantages.group_mean(3 * rewards, 4), 3 * advantages.group_mean(rewards, 4)
-    )
-    exact = advantages.group_standardized(3 * rewards, 4, eps=0.0)
-    torch.testing.assert_close(exact, advantages.group_standardized(rewards, 4, eps=0.0))
-
-
-def test_rewards_of_any_number_type() -> None:
-    want = [0.75, -0.25, -0.25, -0.25]
-    for rewards in (torch.tensor([1, 0, 0, 0]), torch.tensor([True, False, False, False])):
-        assert advantages.group_mean(rewards, 4).tolist() == want
-
-
-@pytest.mark.parametrize(("count", "size"), [(6, 4), (4, 1), (4, 0)])
-def test_rewards_that_do_not_make_groups(count: int, size: int) -> None:
-    with pytest.raises(ValueError, match="group"):
-        advantages.group_mean(torch.ones(count), size)
-    with pytest.raises(ValueError, match="group"):
-        advantages.leave_one_out(torch.ones(count), size)
 
 
 # Aggregation -----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from trustclip.train.settings.stages import Recipe, RecipeEval, RLStage, SFTStag
 from trustclip.train.tiny import BUILT_IN, tiny_model, tiny_tokenizer
 
 #: Published shapes; no weights and no network needed.
-QWEN3_8B = dict(
+QWEN3_8B: dict[str, Any] = dict(
     vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36,
     num_attention_heads=32, num_key_value_heads=8, head_dim=128, tie_word_embeddings=False,
 )  # fmt: skip

@@ -37,7 +37,7 @@ def tracked(folder: Path, tracker: str) -> dict[str, dict[int, float]]:
     assert done.returncode == 0, done.stderr
     wanted: dict[str, dict[int, float]] = {}
     for row in read_jsonl(folder / "run" / "metrics.jsonl"):
-        place = {"rl": "train/", "eval": f"eval/{row.get('task')}/"}.get(row["stage"])
+        place = {"rl": "train/", "eval": f"eval/{row.get('task')}/"}.get(row["stage"], "")
         named = {f"train/notice/{row.get('notice')}": 1.0} if row["stage"] == "notice" else {}
         for name, value in row.items() if place else ():
             if isinstance(value, int | float) and name != "step":

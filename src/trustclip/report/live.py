@@ -50,7 +50,8 @@ class LiveServer(ThreadingHTTPServer):
 class _Handler(SimpleHTTPRequestHandler):
     def do_GET(self) -> None:
         # A page of another site may not read this one by a name that it has pointed here.
-        port = self.server.server_address[1]
+        assert isinstance(self.server, ThreadingHTTPServer)
+        port = self.server.server_port
         if self.headers.get_all("Host") not in ([f"127.0.0.1:{port}"], [f"localhost:{port}"]):
             return self.send_error(403)
         super().do_GET()

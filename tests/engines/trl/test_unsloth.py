@@ -17,7 +17,7 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> None:
     def compute_loss(self: Any, model: Any, inputs: Any, **_: Any) -> Any:
         raise AssertionError("this loss reads no advantages of ours")
 
-    bases = (grpo_trainer.GRPOTrainer.__base__,)
+    bases = grpo_trainer.GRPOTrainer.__bases__
     inner = type("_UnslothGRPOTrainer", bases, {"compute_loss": compute_loss})
     outer = type("UnslothGRPOTrainer", (inner,), {})
     monkeypatch.setattr(grpo_trainer, "GRPOTrainer", outer)

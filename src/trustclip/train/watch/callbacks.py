@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
-from transformers.integrations import get_reporting_integration_callbacks
+from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 
 from trustclip.findings.start import of_generation
 from trustclip.support.terminal import warn

@@ -278,6 +278,38 @@ def test_a_name_from_a_file_becomes_a_path_at_the_gate_alone():
             assert known <= found, f"{module}: {sorted(known - found)} is listed, and gone"
 
 
+#: What opens or lists files, and the readers that may, each with why no stranger's link leads them.
+_OPENERS = {
+    *("open", "read_text", "read_bytes", "glob", "rglob", "iterdir", "walk", "scandir"),
+    *("ParquetFile", "read_table", "read_schema", "safe_load", "load_file", "loads"),
+}
+_OPENS = {
+    ("logs/recognise.py", "iterdir"): "folders alone, and links are passed over",
+    ("logs/verl.py", "iterdir"): "what is no file of the folder is passed over",
+    ("logs/reader.py", "read_table"): "the reader of `trustclip.logs.table`",
+    ("logs/reader.py", "glob"): "names for a message, and whether there is any",
+    ("report/microscope.py", "read_text"): "files of this package",
+    ("findings/live/recorder.py", "loads"): "its own text",
+    ("report/html.py", "loads"): "its own text",
+}
+
+
+def test_readers_open_files_through_the_gate_alone():
+    """`Inside.file` and `Inside.files` for the path, `support/reading.py` for the content."""
+    found = set()
+    for room in ("logs", "findings", "report"):
+        for path in sorted((SOURCE / room).rglob("*.py")):
+            module = path.relative_to(SOURCE).as_posix()
+            if module.startswith("logs/writing/"):
+                continue
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call):
+                    name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                    found |= {(module, name)} & {(module, opener) for opener in _OPENERS}
+    assert found <= _OPENS.keys(), f"not through the gate: {sorted(found - _OPENS.keys())}"
+    assert _OPENS.keys() <= found, f"listed, and gone: {sorted(_OPENS.keys() - found)}"
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -9,6 +9,7 @@ from trustclip.findings.groups import Group, by_setting
 from trustclip.logs.answers import usual
 from trustclip.logs.identity import flat
 from trustclip.logs.reader import Evaluation, Run
+from trustclip.support.inside import Inside
 from trustclip.support.jsonl import read_jsonl
 from trustclip.support.names import some
 
@@ -146,7 +147,7 @@ def _sampling(run: Run) -> Mapping[str, Any]:
 
 def _texts(run: Run) -> dict[tuple[str, str], tuple[str, str]]:
     """Text and answer of each test problem, where the run has recorded them."""
-    path = run.path / "problems.jsonl"
+    path = Inside(run.path).file("problems.jsonl")
     rows = read_jsonl(path) if path.is_file() else []
     return {
         (row["task"], row["id"]): (row.get("problem", ""), row.get("answer", ""))

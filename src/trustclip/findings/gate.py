@@ -14,7 +14,8 @@ from trustclip.findings.finding import Finding
 from trustclip.findings.rows import PREFIX, mean, over_tokens, percent, values
 from trustclip.logs.digest import Words
 from trustclip.logs.log import Log
-from trustclip.support.jsonl import Row, read_jsonl
+from trustclip.logs.samples import gate_rows
+from trustclip.support.jsonl import Row
 
 _QUADRANTS = {
     "positive_above": "rewarded tokens that had already become more likely (A > 0, ratio above 1)",
@@ -287,13 +288,13 @@ _OF_COMPLETIONS = ("gated", "generated", "index")
 
 def _completions(course: Course) -> Iterator[str]:
     """Which completions were affected, from the gated share of each in each update."""
-    path = course.run.path / "gates.jsonl"
-    rows = read_jsonl(path) if course.log is None and path.exists() else []
+    rows = gate_rows(course.run.path) if course.log is None else []
     every = [
         (share, row["step"], generated, index)
         for row in rows
-        if "step" in row and all(isinstance(row.get(name), list) for name in _OF_COMPLETIONS)
+        if "step" in row and all(name in row for name in _OF_COMPLETIONS)
         for share, generated, index in zip(*(row[name] for name in _OF_COMPLETIONS), strict=False)
+        if share is not None
     ]
     if hit := [entry for entry in every if entry[0] > 0]:
         share, step, generated, index = max(hit)

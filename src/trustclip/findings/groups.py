@@ -297,12 +297,12 @@ def describe(method: Mapping[str, Any]) -> str:
       >>> describe({"name": "atr", "delta": 0.05, "level": "sequence"})
       'atr δ=0.05 level=sequence'
     """
-    kind = "name" if "name" in method else "controller"
-    name = str(method[kind])
+    kind = "controller" if "controller" in method and "name" not in method else "name"
+    name = str(method.get(kind, "unnamed"))
     cls = methods().get(name)
     defaults = {f.name: f.default for f in fields(cls)} if cls else {}  # type: ignore[arg-type]
     arguments = {**{k: defaults[k] for k in THRESHOLDS if k in defaults}, **method}
-    del arguments[kind]
+    arguments.pop(kind, None)
     parts = {
         _SYMBOLS.get(key, key): describe(value) if isinstance(value, Mapping) else value
         for key, value in arguments.items()

@@ -21,7 +21,8 @@ from trustclip.findings.facts import (
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import PREFIX, ends, mean, percent, values
 from trustclip.logs.run import Run
-from trustclip.support.jsonl import Row, read_jsonl
+from trustclip.logs.samples import gate_rows
+from trustclip.support.jsonl import Row
 
 _ESS = "sampler/current/sequence_ess"
 
@@ -198,11 +199,9 @@ def _worst(run: Run) -> Iterator[str]:
 
 def worst_tokens(run: Run) -> list[dict[str, Any]]:
     """The tokens of the run on which trainer and sampler agree least, each place once."""
-    path = run.path / "gates.jsonl"
-    rows = read_jsonl(path) if path.exists() else []
     tokens = {
         (token["generated"], token["index"], token["position"]): token
-        for row in rows
+        for row in gate_rows(run.path)
         for token in row.get("worst", ())
     }
     return sorted(tokens.values(), key=lambda t: -abs(t["logp_old"] - t["logp_rollout"]))[:LISTED]

@@ -1,12 +1,15 @@
 """What makes two runs the same run: which settings results depend on, and which they do not."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from trustclip.logs.forms import MARKED
+from trustclip.support.inside import Inside
 from trustclip.support.jsonl import plain, read_mapping
 from trustclip.support.marks import Extends, Neutral, Since, marked, sections
+from trustclip.support.schemas import conform
 
 MARKS = "marks.json"
 
@@ -62,13 +65,11 @@ class Marks:
         Raises:
           ValueError: the file is damaged.
         """
-        if not (content := read_mapping(folder / MARKS)):
+        path = Inside(folder).file(MARKS)
+        if not (content := read_mapping(path)):
             return None
-        kinds = {"neutral": Mapping, "since": Mapping, "extends": str}
-        for name, kind in kinds.items():
-            if not isinstance(content.get(name), kind):
-                raise ValueError(f"{folder / MARKS} is damaged: it has no `{name}` of a run.")
-        return cls(**{name: content[name] for name in kinds})
+        conform(content, MARKED, str(path))
+        return cls(**{field.name: content[field.name] for field in fields(cls)})
 
 
 def essential(

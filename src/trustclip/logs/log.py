@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from trustclip.logs import names
 from trustclip.logs.digest import Digest
 from trustclip.logs.tokens import TokenRow
 from trustclip.support.jsonl import Row, parse_line
+from trustclip.support.reading import BEYOND
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ def _same_run(path: Path, present: Row, row: Row) -> None:
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers among logged values; a bool is none."""
+    """The numbers among logged values that can be computed with; a bool is none."""
     return {
         str(key): float(value)
         for key, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= BEYOND
     }
 
 

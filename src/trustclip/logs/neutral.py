@@ -5,10 +5,9 @@ from pathlib import Path
 
 from trustclip.logs.digest import digest
 from trustclip.logs.log import Log, first_row
-from trustclip.logs.tokens import REQUIRED, SUFFIXES, TOKENS, TokenRow, read_tokens
-
-#: Bytes of a first line that are looked at.
-_FIRST = 64 << 20
+from trustclip.logs.tokens import REQUIRED, SUFFIXES, TOKENS, TokenRow, read_tokens, token_files
+from trustclip.support.inside import Inside
+from trustclip.support.reading import lines
 
 #: Optional columns, and what they answer.
 _ANSWERS = {
@@ -35,20 +34,19 @@ def accepts(path: Path, head: bytes) -> bool:
 
 def candidates(folder: Path) -> list[Path]:
     """Files of tokens in a folder, its folder ``tokens``, or itself if it holds nothing else."""
-    options = [folder / f"{TOKENS}{suffix}" for suffix in SUFFIXES]
+    options = [Inside(folder).file(f"{TOKENS}{suffix}") for suffix in SUFFIXES]
     paths = [path for path in options if path.is_file()]
-    inner = folder / TOKENS
-    if inner.is_dir() and any(path.suffix in SUFFIXES for path in inner.iterdir()):
+    inner = Inside(folder).file(TOKENS)
+    if inner.is_dir() and token_files(inner):
         paths.append(inner)
     if not paths:
-        files = [path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file()]
+        files = [path for path in token_files(folder) if path.is_file()]
         paths = [folder] if files and all(map(_is_tokens, files)) else []
     return paths
 
 
 def _is_tokens(path: Path) -> bool:
-    with path.open("rb") as file:
-        return accepts(path, file.readline(_FIRST))
+    return accepts(path, next(lines(path), b""))
 
 
 def read(path: Path) -> Log:
@@ -78,8 +76,7 @@ def read(path: Path) -> Log:
 
 def _course(path: Path) -> Iterator[TokenRow]:
     """The completions in the order of their updates, which a second run in a file would break."""
-    files = sorted(f for f in path.iterdir() if f.suffix in SUFFIXES) if path.is_dir() else [path]
-    for file in files:
+    for file in token_files(path):
         first = last = None
         for row in read_tokens(file):
             step = row.step or 0

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from trustclip.constraints.sampler import WAYS, Pairs
 from trustclip.support.jsonl import read_jsonl
+from trustclip.support.schemas import conform, mapping
 
 #: Keys of a line of recorded completions, one number per token: the two that are required, and
 #: those that make the diagnosis finer.
@@ -16,6 +17,9 @@ FLOOR = tuple(f"floor_{way}" for way in WAYS)
 OPTIONAL = ("entropy", "tokens", "lag", *FLOOR)
 
 _PLACE = ("position", "completion")
+_LINE = mapping(
+    "Line", dict.fromkeys((*REQUIRED, *OPTIONAL), list[float | None]), total=False, more=True
+)
 
 
 def read_pairs(path: Path) -> Pairs:
@@ -31,6 +35,7 @@ def read_pairs(path: Path) -> Pairs:
     """
     columns: dict[str, list[Any]] = {name: [] for name in (*REQUIRED, *OPTIONAL, *_PLACE)}
     for number, row in enumerate(read_jsonl(path), start=1):
+        conform(row, _LINE, f"{path}, line {number}")
         if missing := [name for name in REQUIRED if name not in row]:
             raise ValueError(
                 f"{path}, line {number}: no {missing[0]!r}, got {', '.join(row)}; needed are "

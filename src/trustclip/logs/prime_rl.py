@@ -12,13 +12,28 @@ from typing import Any
 from trustclip.logs.digest import digest
 from trustclip.logs.log import Log, first_row
 from trustclip.logs.tokens import TokenRow
+from trustclip.support.inside import Inside
 from trustclip.support.jsonl import scan
+from trustclip.support.schemas import conform, mapping
 
 LOOKED_FOR = "token_exports/step_*/rank_*.jsonl (prime-rl)"
 
 #: Versions of the export that are read, and what a sequence must have.
 VERSIONS = (1,)
 NEEDED = ("step", "trainer_logprobs", "inference_logprobs", "advantages", "loss_mask")
+_LIST = list[float | None]
+_RECORD = mapping(
+    "Record",
+    {
+        "step": int,
+        **dict.fromkeys(NEEDED[1:4], _LIST),
+        "loss_mask": list[bool | int | None],
+        "losses": list[dict[str, dict[str, Any] | None]] | None,
+        **dict.fromkeys(("rl_weights", "rewards"), _LIST | None),
+    },
+    total=False,
+    more=True,
+)
 
 
 def accepts(path: Path, head: bytes) -> bool:
@@ -29,7 +44,7 @@ def accepts(path: Path, head: bytes) -> bool:
 
 def candidates(folder: Path) -> list[Path]:
     """The exports in a folder."""
-    inner = folder / "token_exports"
+    inner = Inside(folder).file("token_exports")
     return [place for place in (folder, inner) if place.is_dir() and _files(place)]
 
 
@@ -39,7 +54,7 @@ def _files(path: Path) -> list[Path]:
         return [path]
     files = [
         (int(step[1]), int(rank[1]), file)
-        for file in path.glob("step_*/rank_*.jsonl")
+        for file in Inside(path).files("step_*/rank_*.jsonl")
         if (step := re.fullmatch(r"step_(\d+)", file.parent.name))
         and (rank := re.fullmatch(r"rank_(\d+)", file.stem))
     ]
@@ -109,6 +124,7 @@ def _row(record: Mapping[str, Any]) -> TokenRow | None:
     for name in NEEDED:
         if name not in record:
             raise ValueError(f"there is no `{name}`; a token export has {', '.join(NEEDED)}.")
+    conform(record, _RECORD, "the sequence")
     advantages, mask = record["advantages"], _mask(record)
     if not any(mask) or not any(value is not None for value in advantages):
         return None
@@ -140,7 +156,7 @@ def _mask(record: Mapping[str, Any]) -> list[bool]:
     mask = [bool(flag) for flag in record["loss_mask"]]
     losses, weights = record.get("losses"), record.get("rl_weights")
     if isinstance(losses, list):
-        return [bool(parts.get("rl", {}).get("mask")) for parts in losses]
+        return [bool((parts.get("rl") or {}).get("mask")) for parts in losses]
     if isinstance(weights, list) and any(weight is not None for weight in weights):
         return [flag and bool(weight) for flag, weight in zip(mask, weights, strict=True)]
     return mask

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.logs.answers import digest, outcomes, scores, shortfall
+from trustclip.logs.forms import SUITE, read_summary
 from trustclip.logs.identity import Marks, with_method
 from trustclip.logs.log import Log
 from trustclip.logs.recognise import holds_log, looked_for, read_log
 from trustclip.logs.run import MEASURED, Evaluation, Run, in_words, setting_of
 from trustclip.logs.samples import Samples
-from trustclip.logs.summary import read_summary
 from trustclip.logs.table import is_table, read_table
+from trustclip.support.inside import Inside
 from trustclip.support.jsonl import Row, read_mapping, scan
 from trustclip.support.names import nearest, some
+from trustclip.support.schemas import conform
 
 __all__ = ["Evaluation", "Run", "find", "in_words", "read_run", "read_runs", "setting_of"]
 
@@ -29,10 +31,11 @@ def read_run(path: Path) -> Run:
         raise ValueError(f"{path} is a table of runs; report and compare read it.")
     if not (path / "config.yaml").is_file():
         return _of_log(path, read_log(path))
-    config = with_method(read_mapping(path / "config.yaml"))
-    environment = read_mapping(path / "environment.json")
-    summary = read_summary(path / "summary.json")
-    metrics, unreadable = _metrics(path / "metrics.jsonl")
+    files = Inside(path)
+    config = with_method(read_mapping(files.file("config.yaml")))
+    environment = read_mapping(files.file("environment.json"))
+    summary = read_summary(files.file("summary.json"))
+    metrics, unreadable = _metrics(files.file("metrics.jsonl"))
     samples = Samples.read(path)
     last = max((row["step"] for row in metrics.get("rl", ())), default=0)
     evaluations, remarks = _evaluations(samples, metrics.get("eval", []), summary, last)
@@ -87,7 +90,7 @@ def find(paths: Sequence[Path]) -> Iterator[Path]:
     for path in paths:
         if (path / "suite.yaml").is_file():
             planned = _suite(path).get("runs") or {}
-            runs = sorted(p.parent for p in path.glob("*/config.yaml"))
+            runs = sorted(file.parent for file in Inside(path).files("*/config.yaml"))
             order = {name: place for place, name in enumerate(planned)}
             trained = [run for run in runs if not run.name.startswith("sft-")]
             if not trained:
@@ -118,29 +121,28 @@ def _no_run_message(path: Path) -> str:
     )
 
 
-def _entry(path: Path) -> Mapping[str, Any]:
-    """The entry of a run directory in its suite, with what the suite says of all its runs."""
-    suite = _suite(path.resolve().parent)
-    runs = suite.get("runs")
-    entry = runs.get(path.resolve().name) if isinstance(runs, Mapping) else None
-    if not isinstance(entry, Mapping):
-        return {}
-    shared = {key: suite[key] for key in ("reference", "reaches") if suite.get(key) is not None}
-    return {**entry, "suite": suite.get("name"), **shared}
-
-
 def _suite(folder: Path) -> Mapping[str, Any]:
-    """The ``suite.yaml`` in a folder, empty where there is none; it is parsed once, not by run."""
-    file = folder.resolve() / "suite.yaml"
-    if not file.is_file():
-        return {}
-    status = file.stat()
-    return _parsed(file, status.st_mtime_ns, status.st_size)
+    """The plan of a suite; empty where a folder has none."""
+    path = Inside(folder).file("suite.yaml")
+    return _plan(path, path.stat().st_mtime_ns, path.stat().st_size) if path.is_file() else {}
 
 
 @lru_cache(maxsize=4)
-def _parsed(file: Path, _changed: int, _size: int) -> Mapping[str, Any]:
-    return read_mapping(file)
+def _plan(path: Path, _changed: int, _size: int) -> Mapping[str, Any]:
+    """Read once, however many runs of the suite are asked for theirs."""
+    plan = read_mapping(path)
+    conform(plan, SUITE, str(path))
+    return plan
+
+
+def _entry(path: Path) -> Mapping[str, Any]:
+    """The entry of a run directory in its suite, with what the suite says of all its runs."""
+    suite = _suite(path.resolve().parent)
+    entry = (suite.get("runs") or {}).get(path.resolve().name)
+    if entry is None:
+        return {}
+    shared = {key: suite[key] for key in ("reference", "reaches") if suite.get(key) is not None}
+    return {**entry, "suite": suite.get("name"), **shared}
 
 
 def _metrics(path: Path) -> tuple[dict[str, list[Row]], int]:

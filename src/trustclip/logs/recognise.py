@@ -8,12 +8,13 @@ from trustclip.logs import neutral, prime_rl, tensorboard, trl, verl, wandb
 from trustclip.logs.log import Log, first_row
 from trustclip.logs.tokens import REQUIRED, TokenRow
 from trustclip.support.names import nearest, some
+from trustclip.support.reading import lines, opened
 
 #: In the order in which a file is looked at: the cheapest tests first, console logs last.
 SOURCES: tuple[ModuleType, ...] = (wandb, tensorboard, trl, prime_rl, neutral, verl)
 
-#: Bytes of a file that are looked at; no line of JSON that we read is longer than `_LONGEST`.
-_HEAD, _LONGEST = 1 << 20, 64 << 20
+#: Bytes of a file that are looked at, beside its first line.
+_HEAD = 1 << 20
 #: Folders below a path that are searched.
 _FOLDERS = 2000
 
@@ -90,7 +91,7 @@ def _below(folder: Path) -> Iterator[Path]:
         inner = [
             path
             for parent in level
-            for path in sorted(parent.iterdir())
+            for path in sorted(parent.iterdir())  # links are passed over
             if path.is_dir() and not path.is_symlink() and not path.name.startswith(".")
         ]
         for path in inner:
@@ -102,10 +103,9 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _source_of(path: Path) -> ModuleType:
-    with path.open("rb") as file:
-        head = file.readline(_LONGEST)
-        if len(head) == _LONGEST and not head.endswith(b"\n"):
-            raise ValueError(f"{path}: its first line is longer than {_LONGEST >> 20} MiB.")
+    head = next(lines(path), b"")
+    with opened(path) as file:
+        file.seek(len(head))
         head += file.read(_HEAD)
     for source in SOURCES:
         if source.accepts(path, head):

@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trustclip.logs.forms import GATES
+from trustclip.support.inside import Inside
 from trustclip.support.jsonl import Line, Row, parse_line, read_jsonl, scan
+from trustclip.support.reading import opened
+from trustclip.support.schemas import conform
 
 #: What identifies a completion within its run.
 Key = tuple[Any, ...]
@@ -35,8 +39,8 @@ SHARD_BYTES = 64 * 2**20
 
 def shards(folder: Path) -> list[Path]:
     """Files of a run's samples, in the order they were written; a user's own copies are not."""
-    paths = (path for path in folder.glob("samples*.jsonl") if SHARD.fullmatch(path.name))
-    return sorted(paths, key=lambda path: path.stem)
+    paths = Inside(folder).files("samples*.jsonl")
+    return sorted((p for p in paths if SHARD.fullmatch(p.name)), key=lambda path: path.stem)
 
 
 def newest_shard(folder: Path, rank: int) -> Path:
@@ -167,7 +171,7 @@ def page_rows(
 
     Texts of problems become numbers in ``problems``, each held once however many runs used it.
     """
-    gated = _gated_shares(folder / "gates.jsonl")
+    gated = _gated_shares(folder)
     texts = problem_texts(folder)
     rows = []
     for row in _reread(samples.chosen(characters)):
@@ -216,7 +220,7 @@ def _reread(places: list[Place]) -> Iterator[Row]:
     for place in places:
         by_shard[place.shard].append(place)
     for shard, here in by_shard.items():
-        with shard.open("rb") as file:
+        with opened(shard) as file:
             for place in here:
                 file.seek(place.offset)
                 if (row := parse_line(file.read(place.length))) is not None:
@@ -225,7 +229,7 @@ def _reread(places: list[Place]) -> Iterator[Row]:
 
 def problem_texts(folder: Path) -> Mapping[tuple[Any, Any], str]:
     """Texts of the problems of a run, by task and id."""
-    path = folder / "problems.jsonl"
+    path = Inside(folder).file("problems.jsonl")
     return {
         (_text(row.get("task")), _text(row["id"])): str(row["problem"])
         for line in (scan(path) if path.exists() else ())
@@ -239,16 +243,26 @@ def problem_of(row: Row, texts: Mapping[tuple[Any, Any], str]) -> str | None:
     return texts.get((task, identity), texts.get((None, identity)))
 
 
-def _gated_shares(path: Path) -> dict[tuple[Any, Any], float]:
+def gate_rows(folder: Path) -> list[Row]:
+    """Rows of ``gates.jsonl`` of a run, if there is one: what the gate did in each update.
+
+    Raises:
+      ValueError: a row is not as a run writes it.
+    """
+    path = Inside(folder).file("gates.jsonl")
+    rows = read_jsonl(path) if path.exists() else []
+    for number, row in enumerate(rows, start=1):
+        conform(row, GATES, f"{path}, row {number}")
+    return rows
+
+
+def _gated_shares(folder: Path) -> dict[tuple[Any, Any], float]:
     """Gated share of each completion by (generation, index): mean over the updates it was in."""
-    if not path.exists():
-        return {}
-    rows = (line.row for line in scan(path) if line.row is not None)
-    updates = {_whole(row.get("step")): row for row in rows}
+    updates = {row.get("step"): row for row in gate_rows(folder)}
     shares: dict[tuple[Any, Any], list[float]] = defaultdict(list)
     for row in updates.values():
         columns = (row.get("generated", ()), row.get("index", ()), row.get("gated", ()))
         for generated, index, share in zip(*columns, strict=False):
-            if isinstance(share, int | float):
-                shares[_whole(generated), _whole(index)].append(share)
+            if share is not None:
+                shares[generated, index].append(share)
     return {key: round(sum(values) / len(values), 5) for key, values in shares.items()}

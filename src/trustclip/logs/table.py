@@ -12,12 +12,15 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from trustclip.logs.answers import of_answers
+from trustclip.logs.forms import ENTRY, EVALUATED, HASHES, MARKED, NOTICE, SUMMARY
 from trustclip.logs.identity import Marks
 from trustclip.logs.run import Evaluation, Run
 from trustclip.logs.samples import Samples
-from trustclip.logs.summary import HASHES
+from trustclip.support import parquet
 from trustclip.support.inside import part_of
 from trustclip.support.jsonl import Row
+from trustclip.support.reading import parse_json
+from trustclip.support.schemas import conform, mapping
 from trustclip.support.secrets import redact
 
 if TYPE_CHECKING:
@@ -51,26 +54,19 @@ def write_table(path: Path, runs: Sequence[Run], beside: Sequence[Mapping[str, A
 
 def is_table(path: Path) -> bool:
     """Whether a path is a table of runs."""
-    return path.suffix == ".parquet" and path.is_file() and _MARK in _metadata(path)
+    return path.suffix == ".parquet" and path.is_file() and _MARK in parquet.metadata(path)
 
 
 def read_table(path: Path) -> list[Run]:
-    """The runs of a table."""
-    import pyarrow.parquet as pq
+    """The runs of a table.
 
-    if (version := _metadata(path).get(_MARK)) != _VERSION:
+    Raises:
+      ValueError: it is of another version, or a row is not as `write_table` writes it.
+    """
+    if (version := parquet.metadata(path).get(_MARK)) != _VERSION:
         raise ValueError(f"{path} is a table of runs of version {version!r}; read is {_VERSION!r}.")
-    return [_run(path, row) for row in pq.read_table(path).to_pylist()]
-
-
-def _metadata(path: Path) -> Mapping[bytes, bytes]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.read_schema(path).metadata or {}
-    except (pa.ArrowException, OSError):
-        return {}
+    rows = enumerate(parquet.rows(path, kept=True), start=1)
+    return [_run(path, row, f"{path}, run {number}") for number, row in rows]
 
 
 def _schema() -> "pa.Schema":
@@ -162,8 +158,46 @@ def _others(part: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in part.items() if "@" not in key and key not in derived}
 
 
-def _run(path: Path, row: Mapping[str, Any]) -> Run:
-    record = json.loads(row["record"])
+_ROW = mapping(
+    "Row",
+    {
+        "name": str,
+        "updates": int | None,
+        "means": list[tuple[str, float | None]],
+        "evaluations": list[
+            mapping(
+                "OfRow",
+                {
+                    "update": int | None,
+                    "answers": list[
+                        mapping("Answer", {"task": str, "id": str, "right": list[bool]})
+                    ],
+                    "texts": str | None,
+                    "others": str,
+                },
+            )
+        ],
+        "record": str,
+    },
+    more=True,
+)
+_RECORD = mapping(
+    "Record",
+    {
+        **dict.fromkeys(("config", "environment"), dict[str, Any]),
+        "summary": SUMMARY,
+        "entry": ENTRY,
+        "remarks": list[str],
+        "notices": list[NOTICE],
+        "marks": MARKED | None,
+    },
+)
+
+
+def _run(path: Path, row: Mapping[str, Any], where: str) -> Run:
+    conform(row, _ROW, where)
+    record = _json(row["record"], f"{where}: record")
+    conform(record, _RECORD, f"{where}: record")
     averages = {"stage": "rl", "step": row["updates"], **dict(row["means"])}
     return Run(
         path=path / row["name"],
@@ -171,7 +205,7 @@ def _run(path: Path, row: Mapping[str, Any]) -> Run:
         environment=record["environment"],
         summary=record["summary"],
         metrics={"rl": [averages] if row["updates"] else [], "notice": record["notices"]},
-        evaluations=[_restore(evaluation) for evaluation in row["evaluations"]],
+        evaluations=[_restore(evaluation, where) for evaluation in row["evaluations"]],
         samples=Samples(),
         remarks=record["remarks"],
         entry=record["entry"],
@@ -180,11 +214,19 @@ def _run(path: Path, row: Mapping[str, Any]) -> Run:
     )
 
 
-def _restore(row: Mapping[str, Any]) -> Evaluation:
+def _json(text: str, where: str) -> Any:
+    try:
+        return parse_json(text.encode())
+    except ValueError as error:
+        raise ValueError(f"{where} cannot be read as JSON: {error}.") from error
+
+
+def _restore(row: Mapping[str, Any], where: str) -> Evaluation:
     answers: dict[str, dict[str, list[int]]] = {}
     for one in row["answers"]:
         answers.setdefault(one["task"], {})[one["id"]] = [int(right) for right in one["right"]]
-    scores = json.loads(row["others"])
+    scores = _json(row["others"], f"{where}: others")
+    conform(scores, EVALUATED, f"{where}: others")
     if answers:
         recomputed = of_answers(answers)
         for task, part in recomputed["tasks"].items():

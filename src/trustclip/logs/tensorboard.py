@@ -1,12 +1,13 @@
 """TensorBoard's event files, by TensorBoard's own reader: of TRL, of verl, of anything."""
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from trustclip.logs import hyperparameters
 from trustclip.logs.log import Log, gather
+from trustclip.support.inside import Inside
+from trustclip.support.reading import parse_json
 
 #: Bytes around a record: its length, and a checksum of the length and of the record.
 _FRAME = 16
@@ -28,7 +29,7 @@ def _files(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
     else:
-        yield from sorted(path.glob("*tfevents*"), key=lambda file: file.name)
+        yield from Inside(path).files("*tfevents*")
 
 
 def read(path: Path) -> Log:
@@ -92,7 +93,7 @@ def _is_torn(file: Path) -> bool:
 
 def _json(text: str) -> Mapping[str, Any]:
     try:
-        value = json.loads(text)
+        value = parse_json(text.encode())
     except ValueError:
         return {}
     return value if isinstance(value, Mapping) else {}

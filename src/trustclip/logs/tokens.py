@@ -38,9 +38,11 @@ import torch
 from numpy.typing import NDArray
 
 from trustclip.constraints.batch import TokenBatch
-from trustclip.support.inside import part_of
+from trustclip.support import parquet
+from trustclip.support.inside import Inside, part_of
 from trustclip.support.jsonl import append_jsonl, scan
 from trustclip.support.names import nearest
+from trustclip.support.reading import BEYOND
 
 #: Columns with a number per token; those that may be given as one number.
 FLOATS = ("logp", "logp_old", "logp_rollout", "entropy", "advantage", "coefficient")
@@ -54,8 +56,6 @@ SUFFIXES = (".jsonl", ".parquet")
 TOKENS = "tokens"
 #: Files in it.
 UPDATE = re.compile(r"update-\d{6,}(-rank\d+)?\.parquet")
-#: Rows of a Parquet file that are in memory at once.
-_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,7 @@ def _column(name: str, value: Any, length: int) -> Any:
         else:
             # A null, in a float column, becomes NaN.
             column = np.asarray(value, dtype=np.float64)
+            column = np.where(np.abs(column) > BEYOND, np.nan, column)
             if name == "advantage" and column.ndim == 0:
                 column = np.full(max(length, 0), column)
         shape = (len(column),) if name == "token" else column.shape
@@ -156,14 +157,21 @@ def _column(name: str, value: Any, length: int) -> Any:
     return column
 
 
+def token_files(path: Path) -> list[Path]:
+    """The files of tokens in a folder, each kind in the order of their names; or itself."""
+    if not path.is_dir():
+        return [path]
+    return [file for suffix in SUFFIXES for file in Inside(path).files(f"*{suffix}")]
+
+
 def read_tokens(path: Path) -> Iterator[TokenRow]:
     """Rows of a file of tokens, or of all such files in a folder, in the order of their names.
 
     Raises:
-      ValueError: there is no such file, or a row is not as the module's table says; the message
-        names file and line.
+      ValueError: there is no such file, a row is not as the module's table says, or the file is
+        beyond the bounds of `trustclip.support.reading`; the message names file and line.
     """
-    files = sorted(f for f in path.iterdir() if f.suffix in SUFFIXES) if path.is_dir() else [path]
+    files = token_files(path)
     if not files or not files[0].is_file():
         raise ValueError(f"{path}: there are no tokens; expected a .jsonl or .parquet file.")
     for file in files:
@@ -185,23 +193,10 @@ def _jsonl(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 
 def _parquet(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    number = 0
-    try:
-        with pq.ParquetFile(file) as table:
-            names = {field.name for field in dataclasses.fields(TokenRow)}
-            columns = [name for name in table.schema_arrow.names if name in names]
-            # Without the required ones, the names that are there make a better message.
-            if not set(REQUIRED) <= set(columns):
-                columns = table.schema_arrow.names
-            for batch in table.iter_batches(batch_size=_ROWS, columns=columns):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
-    except pa.ArrowException as error:
-        raise ValueError(f"{file} cannot be read as Parquet: {error}.") from error
+    there, names = parquet.columns(file), {field.name for field in dataclasses.fields(TokenRow)}
+    # Without the required ones, the names that are there make a better message.
+    whole = set(REQUIRED) <= set(there)
+    yield from enumerate(parquet.rows(file, [n for n in there if n in names or not whole]), 1)
 
 
 def write_tokens(path: Path, rows: Iterable[TokenRow]) -> None:
@@ -218,7 +213,7 @@ def write_tokens(path: Path, rows: Iterable[TokenRow]) -> None:
     import pyarrow.parquet as pq
 
     part = part_of(path)
-    pq.write_table(_table(list(rows)), part, compression="zstd")
+    pq.write_table(_table(list(rows)), part, row_group_size=parquet.ROWS, compression="zstd")
     part.replace(path)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from trustclip.constraints.schedule import Schedule as Arithmetic
 from trustclip.logs.log import Log, Schedule, gather, numbers
+from trustclip.support.inside import Inside
 from trustclip.support.jsonl import Row, read_mapping
 
 NAME = "trainer_state.json"
@@ -36,9 +37,10 @@ def accepts(path: Path, head: bytes) -> bool:
 
 def candidates(folder: Path) -> list[Path]:
     """The state in a folder: its own, or that of its last checkpoint."""
-    if (folder / NAME).is_file():
-        return [folder / NAME]
-    paths = [path for path in folder.glob(f"checkpoint-*/{NAME}") if _number(path) is not None]
+    files = Inside(folder)
+    if (own := files.file(NAME)).is_file():
+        return [own]
+    paths = [path for path in files.files(f"checkpoint-*/{NAME}") if _number(path) is not None]
     return sorted(paths, key=lambda path: _number(path) or 0)[-1:]
 
 

@@ -7,20 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.logs.log import Log, Schedule, first_row, gather, numbers
+from trustclip.support.inside import Inside
 from trustclip.support.jsonl import Row, scan
+from trustclip.support.reading import check_bounds, lines, opened
 
 LOOKED_FOR = "a console log with lines of `step:N - ...`, or JSON lines with step and data (verl)"
 
 #: Suffixes under which people keep what a program printed.
 _TEXTS = (".log", ".txt", ".out")
-_STEP = re.compile(rb"\bstep:(\d+) - ")
+_STEP = re.compile(rb"\bstep:(\d{1,15}) - ")
 _VALUE = re.compile(
     r"([\w/@.\- ]+?):(?:np\.\w+\()?(-?(?:\d+\.?\d*(?:e[+-]?\d+)?|nan|inf))\)?(?: - |$)"
 )
 #: What Ray and terminals put in front of a line.
 _PREFIX = re.compile(r"\x1b\[[0-9;]*m|^\s*\([\w.]+ pid=\d+(?:, ip=[\d.]+)?\) ?")
 #: Bytes in which the printed configuration is looked for.
-_CONFIG = 4 << 20
+_CONFIG = 1 << 20
 #: Bytes in which the first line of steps is looked for, to recognise a console log.
 _SEARCHED = 64 << 20
 
@@ -46,21 +48,21 @@ def accepts(path: Path, head: bytes) -> bool:
 
 def _has_steps(path: Path) -> bool:
     budget = _SEARCHED
-    with path.open("rb") as file:
-        while budget >= 0 and (line := file.readline()):
-            if _STEP.search(line):
-                return True
-            budget -= len(line)
+    for line in lines(path):
+        if budget < 0 or _STEP.search(line):
+            return budget >= 0
+        budget -= len(line)
     return False
 
 
 def candidates(folder: Path) -> list[Path]:
     """Logs of either kind in a folder."""
     paths = []
-    for path in sorted(p for p in folder.iterdir() if p.is_file()):
+    # wandb puts links to its logs elsewhere beside its own files.
+    files = (path for path in sorted(folder.iterdir()) if Inside(folder).holds(path))
+    for path in (path for path in files if path.is_file()):
         if path.suffix == ".jsonl":
-            with path.open("rb") as file:
-                first = first_row(file.read(1 << 20))
+            first = first_row(next(lines(path), b""))
             paths += [path] if set(first) == {"step", "data"} else []
         elif path.suffix in _TEXTS and _has_steps(path):
             paths.append(path)
@@ -74,7 +76,7 @@ def read(path: Path) -> Log:
       ValueError: it is damaged, holds two runs, or no metric of reinforcement learning.
     """
     remarks: list[str] = []
-    with path.open("rb") as file:
+    with opened(path) as file:
         as_json = file.read(1) == b"{"
     settings = {} if as_json else settings_of(_printed_config(path))
     rows, more = gather(path, (_json if as_json else _console)(path, remarks))
@@ -111,22 +113,21 @@ def _json(path: Path, remarks: list[str]) -> Iterator[tuple[int, Mapping[str, An
 
 
 def _console(path: Path, remarks: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            match = _STEP.search(line)
-            if match is None:
-                continue
-            if not line.endswith(b"\n"):
-                remarks.append(f"line {number} is half written, and left out")
-                return
-            text = line[match.end() :].decode("utf-8", "replace").strip()
-            values = {name.strip(): float(value) for name, value in _VALUE.findall(text)}
-            yield int(match[1]), numbers(values)
+    for number, line in enumerate(lines(path), start=1):
+        match = _STEP.search(line)
+        if match is None:
+            continue
+        if not line.endswith(b"\n"):
+            remarks.append(f"line {number} is half written, and left out")
+            return
+        text = line[match.end() :].decode("utf-8", "replace").strip()
+        values = {name.strip(): float(value) for name, value in _VALUE.findall(text)}
+        yield int(match[1]), numbers(values)
 
 
 def _printed_config(path: Path) -> Mapping[str, Any]:
     """The configuration that verl prints when it starts; empty where it is not there."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         text = file.read(_CONFIG).decode("utf-8", "replace")
     lines = [_PREFIX.sub("", _PREFIX.sub("", line)) for line in text.splitlines()]
     starts = [i for i, line in enumerate(lines) if line.startswith("{'actor_rollout_ref'")]
@@ -138,7 +139,7 @@ def _printed_config(path: Path) -> Mapping[str, Any]:
         if block.count("{") == block.count("}"):
             break
     try:
-        value = ast.literal_eval(block)
+        check_bounds(value := ast.literal_eval(block))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return {}
     return value if isinstance(value, Mapping) else {}

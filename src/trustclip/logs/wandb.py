@@ -1,6 +1,5 @@
 """wandb's offline files, ``run-*.wandb``: its own records in the frames of a LevelDB log."""
 
-import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +7,8 @@ from typing import Any
 
 from trustclip.logs import hyperparameters
 from trustclip.logs.log import Log, gather, numbers
+from trustclip.support.inside import Inside
+from trustclip.support.reading import LONGEST, opened, parse_json
 
 LOOKED_FOR = "run-*.wandb (an offline run of wandb)"
 
@@ -30,7 +31,7 @@ def accepts(path: Path, head: bytes) -> bool:
 
 def candidates(folder: Path) -> list[Path]:
     """Offline runs in a folder."""
-    return [path for path in sorted(folder.glob("*.wandb")) if path.is_file()]
+    return [path for path in Inside(folder).files("*.wandb") if path.is_file()]
 
 
 def read(path: Path) -> Log:
@@ -53,7 +54,8 @@ def read(path: Path) -> Log:
             step = next((values[key] for key in _STEPS if key in values), None)
             step = values.get("_step", record.history.step.num) if step is None else step
             logged |= dict.fromkeys(values)
-            measured.append((int(step), numbers(values)))
+            if isinstance(step, int):
+                measured.append((step, numbers(values)))
     rows, more = gather(path, measured)
     return hyperparameters.log_of(
         path, "wandb offline run", rows, settings, [*remarks, *more], list(logged)
@@ -65,7 +67,7 @@ def _values(items: Any) -> dict[str, Any]:
     values = {}
     for item in items:
         try:
-            values[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+            values[item.key or "/".join(item.nested_key)] = parse_json(item.value_json.encode())
         except ValueError:  # a value that is no JSON is none of ours
             continue
     return values
@@ -87,13 +89,13 @@ def _records(path: Path, remarks: list[str]) -> Iterator[Any]:
 
 def _frames(path: Path, remarks: list[str]) -> Iterator[bytes]:
     """Contents of the records, each joined from its fragments."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         header = file.read(_HEADER.size)
         if len(header) < _HEADER.size or _HEADER.unpack(header)[:2] != (_HEAD, _MAGIC):
             raise ValueError(f"{path} is not an offline run of wandb: it has another header.")
         if (version := _HEADER.unpack(header)[2]) != _VERSION:
             raise ValueError(f"{path} has version {version} of wandb's format; known: {_VERSION}.")
-        record = b""
+        fragments: list[bytes] = []
         while True:
             left = _BLOCK - file.tell() % _BLOCK
             if left < _FRAGMENT.size:
@@ -107,6 +109,9 @@ def _frames(path: Path, remarks: list[str]) -> Iterator[bytes]:
             if len(content) < length or kind not in (_FULL, _FIRST, _MIDDLE, _LAST):
                 remarks.append("the file ends within a record, as left by a kill")
                 return
-            record = content if kind in (_FULL, _FIRST) else record + content
+            fragments = [] if kind in (_FULL, _FIRST) else fragments
+            fragments.append(content)
+            if len(fragments) * _BLOCK > LONGEST:
+                raise ValueError(f"{path} has a record of more than {LONGEST >> 20} MiB.")
             if kind in (_FULL, _LAST):
-                yield record
+                yield b"".join(fragments)

@@ -15,6 +15,7 @@ from trustclip.constraints.selection import only_what_matters
 from trustclip.constraints.shadow import Shadows, label, refusal
 from trustclip.logs.recognise import token_rows
 from trustclip.logs.tokens import TOKENS, TokenRow, token_batch
+from trustclip.support.inside import Inside
 
 #: Completions that are in memory at once.
 ROWS = 64
@@ -32,7 +33,7 @@ def sources(paths: Sequence[Path]) -> list[Path]:
                 f"{path} has no recorded tokens: its folder `tokens` is missing (`tokens_every` of "
                 "rl was 0, or the run is of an earlier release)."
             )
-        files.append(path / TOKENS if run else path)
+        files.append(Inside(path).file(TOKENS) if run else path)
     return files
 
 

@@ -19,6 +19,8 @@ from trustclip.logs.tokens import REQUIRED
 from trustclip.report import gates
 from trustclip.report.html import embedded, environment, page_of, rendered
 from trustclip.report.tokens import views
+from trustclip.support import parquet
+from trustclip.support.reading import content
 
 #: Methods that are looked through until the reader chooses.
 CHOSEN = ("clip", "atr", "dppo")
@@ -117,21 +119,11 @@ def _has_tokens(path: Path) -> bool:
     if path.is_dir():
         return True
     if path.suffix == ".parquet" and path.is_file():
-        return set(REQUIRED) <= set(_table(path).schema_arrow.names)
+        return set(REQUIRED) <= set(parquet.columns(path))
     try:
         return holds_tokens(path)
     except (ValueError, OSError):
         return False
-
-
-def _table(path: Path) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.ParquetFile(path)
-    except pa.ArrowException as error:
-        raise ValueError(f"{path} cannot be read as Parquet: {error}.") from error
 
 
 def _read_foreign(path: Path) -> dict[str, str]:
@@ -144,9 +136,9 @@ def _read_foreign(path: Path) -> dict[str, str]:
             "without it, and open the file there."
         )
     if path.suffix == ".parquet":
-        rows = (row for part in _table(path).iter_batches(64) for row in part.to_pylist())
+        rows = parquet.rows(path, kept=True)
         return {"name": path.name, "text": "\n".join(json.dumps(row, default=str) for row in rows)}
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = content(path).decode("utf-8", "replace")
     if text.lstrip()[:1] not in ("{", "["):
         raise ValueError(f"{path} is neither JSON, JSON lines nor Parquet: {looked_for()}.")
     return {"name": path.name, "text": text}

@@ -19,6 +19,7 @@ from trustclip.report.draw import charts
 from trustclip.report.draw.marks import BANDS, DARK_PALETTE, PALETTE
 from trustclip.report.html import embedded, environment, page_of, rendered
 from trustclip.report.microscope import SCRIPTS, tokens_data
+from trustclip.support.inside import Inside
 from trustclip.support.jsonl import write_text
 from trustclip.support.secrets import redact, redacted_argv
 from trustclip.support.text import duration, percent, title_of
@@ -130,7 +131,7 @@ def _tokens(report: Report) -> dict[str, Any]:
         [
             (name, run.path)
             for name, run in _named_runs(report)
-            if (run.log and run.log.tokens) or any((run.path / TOKENS).glob("*.parquet"))
+            if (run.log and run.log.tokens) or any(Inside(run.path).files(f"{TOKENS}/*.parquet"))
         ],
         {_method_of(group): group.series % len(PALETTE) for group in report.groups},
     )

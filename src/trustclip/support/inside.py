@@ -2,7 +2,8 @@
 
 A checkpoint's cursor, a manifest, a copy elsewhere and a table name files; whoever wrote them may
 have written ``../../thesis.tex``, or put a link in the place of a file. `Inside` is the only place
-where such a name becomes a path, and `itself` opens what is there, never what it links to.
+where such a name becomes a path, to write or to read, and `itself` opens what is there, never what
+it links to.
 """
 
 import errno
@@ -61,6 +62,40 @@ class Inside:
             if not (stat.S_ISREG(mode) if number == len(parts) else stat.S_ISDIR(mode)):
                 raise OutsideError(f"{path} is no {'file' if number == len(parts) else 'folder'}.")
         return path
+
+    def file(self, *names: str) -> Path:
+        """The path of a file or folder to be read, by names that the caller knows.
+
+        Raises:
+          OutsideError: it lies elsewhere, by a link on the way. A link within the folder is read.
+
+        Example:
+          >>> import tempfile
+          >>> folder = Path(tempfile.mkdtemp(), "run")
+          >>> folder.mkdir()
+          >>> (folder / "config.yaml").symlink_to("../notes.yaml")
+          >>> Inside(folder).file("config.yaml")
+          Traceback (most recent call last):
+          ...
+          trustclip.support.inside.OutsideError: .../config.yaml is a link that leads out of ...
+        """
+        path = self._root.joinpath(*names)
+        if not self.holds(path):
+            raise OutsideError(
+                f"{path} is a link that leads out of {self._root}, to {os.path.realpath(path)}: a "
+                "page made from it would hold that file. If it is your own, name it instead of the "
+                "folder."
+            )
+        return path
+
+    def holds(self, path: Path) -> bool:
+        """Whether a path that begins with the folder ends in it, wherever links lead."""
+        return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self._root))
+
+    def files(self, pattern: str) -> list[Path]:
+        """What matches a pattern in the folder, in order of the names; see `file`."""
+        found = sorted(self._root.glob(pattern))
+        return [self.file(*path.relative_to(self._root).parts) for path in found]
 
 
 def itself(path: str | os.PathLike[str], flags: int) -> int:

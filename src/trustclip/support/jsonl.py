@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from trustclip.support import reading
 from trustclip.support.flush import flush_way
 from trustclip.support.inside import itself, part_of
 
@@ -35,37 +35,25 @@ def scan(path: Path, start: int = 0) -> Iterator[Line]:
     """Lines of a JSON-lines file, readable or not, from a byte on; empty ones are left out.
 
     Raises:
-      ValueError: it is a pipe or a device, at which a reader could wait for ever.
+      ValueError: it is no regular file, or has a line longer than `trustclip.support.reading`
+        allows.
     """
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise ValueError(f"{path} is no regular file.")
     # By bytes: a completion may hold characters that text mode takes for the end of a line, and a
     # kill may cut one in half.
-    with path.open("rb") as file:
-        file.seek(start)
-        offset = start
-        for number, content in enumerate(file, start=1):
-            if content.strip():
-                yield Line(number, offset, content, parse_line(content))
-            offset += len(content)
+    offset = start
+    for number, content in enumerate(reading.lines(path, start), start=1):
+        if content.strip():
+            yield Line(number, offset, content, parse_line(content))
+        offset += len(content)
 
 
 def parse_line(line: bytes) -> Row | None:
-    """The JSON object in a line, or None if there is none."""
+    """The JSON object in a line; None if there is none, or none within bounds."""
     try:
-        row = _DECODER.decode(line.decode("utf-8"))
-    except (ValueError, RecursionError):
+        row = reading.parse_json(line)
+    except ValueError:
         return None
     return row if isinstance(row, dict) else None
-
-
-def _finite(text: str) -> float | None:
-    number = float(text)
-    return number if math.isfinite(number) else None
-
-
-#: JSON without NaN and infinities, which a page could not hold.
-_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=lambda _: None)
 
 
 def read_jsonl(path: Path) -> list[Row]:
@@ -143,51 +131,22 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-        value = json.loads(text) if path.suffix == ".json" else bounded_yaml(text)
+        if path.suffix == ".json":
+            value = reading.parse_json(reading.content(path))
+        else:
+            text = reading.content(path, reading.LONGEST_YAML)
+            value = reading.parse_yaml(text.decode("utf-8", "replace"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is damaged: line {error.lineno}: {error.msg}.") from error
     except yaml.YAMLError as error:
         mark, problem = (getattr(error, name, None) for name in ("problem_mark", "problem"))
         where = f"line {mark.line + 1}: " if mark else ""
         raise ValueError(f"{path} is damaged: {where}{problem or 'no YAML'}.") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read: {error}.") from error
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {str(error).removesuffix('.')}.") from error
     if not isinstance(value, Mapping | None):
         raise ValueError(f"{path} is damaged: it holds a {type(value).__name__}, not a mapping.")
     return value or {}
-
-
-#: Values that a record may have with its aliases written out.
-MOST_VALUES = 1_000_000
-
-
-def bounded_yaml(text: str) -> Any:
-    r"""The value of a YAML text, if writing out its aliases does not multiply it beyond bounds.
-
-    Raises:
-      ValueError: more than `MOST_VALUES` values, or a value within itself.
-      yaml.YAMLError: no YAML.
-
-    Example:
-      >>> bounded_yaml("a: &x [1, 2]\nb: *x")
-      {'a': [1, 2], 'b': [1, 2]}
-    """
-    value = yaml.safe_load(text)
-    sizes: dict[int, float] = {}
-
-    def size(item: Any) -> float:
-        if not isinstance(item, dict | list):
-            return 1
-        if id(item) not in sizes:
-            sizes[id(item)] = math.inf  # until it is known: a value within itself has no end
-            children = item.values() if isinstance(item, dict) else item
-            sizes[id(item)] = 1 + sum(map(size, children))
-        return sizes[id(item)]
-
-    if size(value) > MOST_VALUES:
-        raise ValueError(f"more than {MOST_VALUES:,} values, with its aliases written out")
-    return value
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -213,7 +172,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON and YAML hold it: text keys and paths, lists, null for what is not finite.
+    """A value as JSON and YAML hold it: text keys and paths, lists, null for no number at all.
 
     Settings become mappings, and a method becomes ``{"name": ..., **hyper-parameters}``.
     """
@@ -227,6 +186,6 @@ def plain(value: Any) -> Any:
         return [plain(v) for v in value]
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float) and not abs(value) <= reading.BEYOND:
         return None
     return value

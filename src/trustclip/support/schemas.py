@@ -1,6 +1,6 @@
 """What JSON files may hold: names, and the type of each value; other content is one error."""
 
-import json
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,8 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 from typing_extensions import TypeAliasType, TypedDict
+
+from trustclip.support import reading
 
 STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 #: More keys than a schema names are allowed: those of other releases, or of Transformers.
@@ -40,12 +42,17 @@ def mapping(name: str, types: Mapping[str, Any], *, total: bool = True, more: bo
 def conform(value: Any, kind: Any, where: str) -> None:
     """Compare a value with a type; the message of a ValueError names the key."""
     try:
-        TypeAdapter(kind).validate_python(value)
+        _adapter(kind).validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         key = ".".join(str(part)[:80] for part in first["loc"]) or "its content"
         reason = first["msg"][:1].lower() + first["msg"][1:]
         raise ValueError(f"{where}: {key}: {reason}.") from error
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def alike(value: Any, own: Any, where: str) -> None:
@@ -80,10 +87,12 @@ def _kind(value: Any) -> str:
 
 
 def read_json(file: Path) -> Any:
-    """The value in a JSON file."""
+    """The value in a JSON file.
+
+    Raises:
+      ValueError: it is none, or none that `trustclip.support.reading` reads.
+    """
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except RecursionError as error:
-        raise ValueError(f"{file} is nested too deeply.") from error
+        return reading.parse_json(reading.content(file), exact=True)
     except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}.") from error
+        raise ValueError(f"{file} cannot be read as JSON: {error}.") from error

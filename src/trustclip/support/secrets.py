@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from trustclip.support.jsonl import bounded_yaml
+from trustclip.support.reading import parse_yaml
 
 #: Replaces a secret.
 HIDDEN = "[redacted]"
@@ -96,8 +96,8 @@ def redacted_argv(argv: Sequence[str]) -> list[str]:
 def _redacted_value(text: str, name: str) -> str:
     """A value on the command line, which may be a mapping: ``{api_key: ...}``."""
     if "{" in text:
-        with contextlib.suppress(ValueError, RecursionError, yaml.YAMLError):
-            value = bounded_yaml(text)
+        with contextlib.suppress(ValueError, yaml.YAMLError):
+            value = parse_yaml(text)
             if isinstance(value, dict | list) and (safe := redact(value, name)) != value:
                 return yaml.safe_dump(safe, default_flow_style=True, sort_keys=False).strip()
     return redact(text, name)

@@ -94,9 +94,9 @@ def _can_act(name: str, schedule: "Schedule") -> str:
 def _verl(arguments: Sequence[str]) -> int:
     from trustclip.engines.verl.checks import installed, remarks
     from trustclip.engines.verl.config import load
-    from trustclip.support.jsonl import bounded_yaml
+    from trustclip.support.reading import parse_yaml
 
-    config = load(arguments, bounded_yaml)
+    config = load(arguments, parse_yaml)
     return _report(list(remarks(config, installed())))
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trustclip.logs.forms import HASHES
 from trustclip.logs.identity import MARKS
-from trustclip.logs.summary import HASHES
 from trustclip.support.flush import manifest_entries
 from trustclip.support.inside import regular_files
 from trustclip.support.jsonl import plain

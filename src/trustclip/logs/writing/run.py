@@ -21,9 +21,9 @@ from typing import Any, ClassVar, Self
 
 import yaml
 
+from trustclip.logs.forms import HASHES, read_summary
 from trustclip.logs.identity import MARKS, Marks, essential, flat, with_method
 from trustclip.logs.samples import SHARD, newest_shard, own_shards
-from trustclip.logs.summary import HASHES, read_summary
 from trustclip.logs.tokens import TOKENS, UPDATE, TokenRow, write_tokens
 from trustclip.logs.writing.environment import environment, versions
 from trustclip.logs.writing.extension import Extension, extension, unchangeable

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from trustclip.logs.forms import read_summary
 from trustclip.logs.identity import Marks, essential
-from trustclip.logs.summary import read_summary
 from trustclip.logs.writing.extents import Cursor
 from trustclip.logs.writing.hashes import FINAL, missing_files
 from trustclip.logs.writing.run import INPUTS, RunWriter, described, whole

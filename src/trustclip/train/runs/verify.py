@@ -5,7 +5,6 @@ of every file. Nothing is signed: whoever rewrites the hashes as well is not fou
 """
 
 import hashlib
-import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -13,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from trustclip.logs.summary import HASHES
+from trustclip.logs.forms import HASHES
 from trustclip.logs.writing.hashes import digest
 from trustclip.logs.writing.run import GROWING, LOST
-from trustclip.support.inside import itself, regular_files
+from trustclip.support.inside import Inside, itself, regular_files
 from trustclip.support.jsonl import read_mapping, scan
+from trustclip.support.schemas import read_json
 from trustclip.train.durable.store import CheckpointError, CheckpointStore
 from trustclip.train.durable.store import verify as verify_checkpoint
 
@@ -77,8 +77,9 @@ def verify(folder: Path) -> Verification:
         raise ValueError(f"{str(folder)!r} is not a run directory: it has no config.yaml.")
     comparison = _Comparison(folder, regular_files(folder))
     entries = [*comparison.entries()]
-    if (folder / "sft" / "config.yaml").is_file():
-        tuned = verify(folder / "sft")
+    tuned_in = Inside(folder).file("sft")
+    if (tuned_in / "config.yaml").is_file():
+        tuned = verify(tuned_in)
         entries += [FileState(f"sft/{f.name}", f.state, f.text) for f in tuned.checked]
     return Verification(bool(comparison.summary.get("finished", comparison.summary)), entries)
 
@@ -111,7 +112,7 @@ class _Comparison:
             try:
                 verify_checkpoint(path)
                 shared = path / "shared.json"
-                content = json.loads(shared.read_text("utf-8")) if shared.exists() else {}
+                content = read_json(shared) if shared.exists() else {}
                 cursor = content.get("cursor", {})
                 # Of trustclip 0.1, sizes alone.
                 self._take({k: v for k, v in cursor.items() if not isinstance(v, int)})
@@ -121,7 +122,8 @@ class _Comparison:
                 yield FileState(name, "changed", f"shared.json cannot be read: {error!r}.")
             else:
                 yield FileState(name, "whole", "as its manifest says")
-        stock = self.folder / "cursors.jsonl"  # of a trainer with checkpoints of its own
+        # Of a trainer with checkpoints of its own.
+        stock = Inside(self.folder).file("cursors.jsonl")
         for line in scan(stock) if stock.is_file() else ():
             try:
                 self._take((line.row or {})["cursor"])
@@ -133,7 +135,7 @@ class _Comparison:
         if not os.path.lexists(self.folder / name):
             return
         try:
-            self.summary = dict(read_mapping(self.folder / name))
+            self.summary = dict(read_mapping(Inside(self.folder).file(name)))
             if not self.summary:
                 raise ValueError("it is empty, or no regular file")
             hashes = self.summary.get(HASHES)

@@ -1,4 +1,4 @@
-"""``summary.json`` of a run: what of it is read, and in which form."""
+"""The files of a run: what of each is read, and in which form; a value of another is refused."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,22 +26,23 @@ def _check_scores(part: dict[str, Any]) -> dict[str, Any]:
 
 #: Scores of a task, or of the average: those with an ``@`` are intervals.
 _PART: Any = Annotated[dict[str, Any], AfterValidator(_check_scores)]
-_WHOLE: Any = mapping("Whole", {"tasks": dict[str, _PART], "average": _PART}, more=True)
+#: An evaluation: the scores of each task, and their average.
+EVALUATED: Any = mapping("Whole", {"tasks": dict[str, _PART], "average": _PART}, more=True)
 _TESTS = mapping("Tests", {"tests": dict[str, list[str]]}, total=False, more=True)
-_NOTICE = mapping("Notice", {"notice": str, "text": str}, more=True)
+NOTICE = mapping("Notice", {"notice": str, "text": str}, more=True)
 _BEST = mapping("Best", {"average": _PART}, more=True)
 _NUMBERS = dict[str, float | None]
 
 
 def _check_evaluation(result: dict[str, Any]) -> dict[str, Any]:
-    conform(result, _WHOLE if "average" in result else _PART, "scores")
+    conform(result, EVALUATED if "average" in result else _PART, "scores")
     return result
 
 
 #: Scores of an evaluation, or those of its average alone.
 _EVALUATION: Any = Annotated[dict[str, Any], AfterValidator(_check_evaluation)]
 
-_SUMMARY = mapping(
+SUMMARY = mapping(
     "Summary",
     {
         "command": str,
@@ -49,7 +50,7 @@ _SUMMARY = mapping(
         "finished": bool,
         "method": dict[str, Any] | None,
         "overlap": dict[str, _TESTS] | None,
-        "notices": list[_NOTICE] | None,
+        "notices": list[NOTICE] | None,
         "training": _NUMBERS | None,
         "difference": _NUMBERS,
         "skipped_steps": int,
@@ -71,8 +72,65 @@ _SUMMARY = mapping(
 )
 
 
+#: ``marks.json``: what results depend on, see `trustclip.logs.identity.Marks`.
+MARKED = mapping(
+    "Marks", {"neutral": dict[str, Any], "since": dict[str, Any], "extends": str}, more=True
+)
+#: The entry of a run in its suite.
+ENTRY = mapping(
+    "Entry",
+    {
+        "label": str | None,
+        "model": str | None,
+        "seed": int | None,
+        "method": dict[str, Any] | None,
+        "swept": dict[str, Any] | None,
+        "suite": str | None,
+        "reference": str | None,
+        "reaches": float | None,
+    },
+    total=False,
+    more=True,
+)
+#: ``suite.yaml``: what the suite says of all its runs, and its runs by folder.
+SUITE = mapping(
+    "Suite",
+    {
+        "name": str | None,
+        "reference": str | None,
+        "reaches": float | None,
+        "runs": dict[str, ENTRY] | None,
+    },
+    total=False,
+    more=True,
+)
+
+_WORST = mapping(
+    "Worst",
+    {
+        **dict.fromkeys(("generated", "index", "position"), int),
+        **dict.fromkeys(("logp_old", "logp_rollout"), float),
+        "text": str,
+    },
+    more=True,
+)
+#: A row of ``gates.jsonl``: an update, with lists of one entry a completion.
+GATES = mapping(
+    "Gates",
+    {
+        "step": int,
+        "generated": list[int],
+        "index": list[int],
+        "gated": list[float | None],
+        "worst": list[_WORST],
+    },
+    total=False,
+    more=True,
+)
+
+
 def read_summary(path: Path) -> Mapping[str, Any]:
     """The summary in a file, empty where there is none; a value of another form is refused."""
     summary = read_mapping(path)
-    conform(summary, _SUMMARY, str(path))
+    conform(summary, SUMMARY, str(path))
     return summary

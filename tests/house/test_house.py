@@ -290,7 +290,6 @@ _OPENS = {
     ("logs/reader.py", "glob"): "names for a message, and whether there is any",
     ("report/microscope.py", "read_text"): "files of this package",
     ("findings/live/recorder.py", "loads"): "its own text",
-    ("report/html.py", "loads"): "its own text",
 }
 
 

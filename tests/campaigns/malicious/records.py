@@ -22,7 +22,7 @@ from token_files import write
 LOGS = Path(__file__).parents[2] / "data" / "logs"
 SPEC = Spec({"name": "atr", "delta": 0.07}, seed=1, steps=8, every=4, k=2, completions=2,
             tasks={"amc23": 4})  # fmt: skip
-PRIVATE = "PRIVATE-TEXT-OF-SOMEBODY-ELSE"
+PRIVATE = "text-of-somebody-else"
 
 #: What stands in the place of a value.
 _VALUES: tuple[Any, ...] = (

@@ -1,0 +1,122 @@
+"""Files that make a reader fail (`malicious.records`): a sentence, in a gigabyte and 30 s."""
+
+import json
+import os
+import resource
+import sys
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+from malicious import records
+
+from trustclip.cli.main import main
+
+pytest.importorskip("pyarrow.parquet")
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory) -> Path:
+    return records.base(tmp_path_factory.mktemp("base"))
+
+
+def said(argv: list[str], capsys) -> str:
+    """What a command says that must refuse its input."""
+    assert main(argv) == 2
+    return " ".join("".join(capsys.readouterr()).split())
+
+
+@pytest.mark.parametrize("name", [name for name, _ in records.links(Path())])
+def test_a_link_out_of_a_run_is_refused_and_nothing_of_it_shown(name, suite, tmp_path, capsys):
+    commands = dict(records.links(suite))[name](tmp_path)
+    statuses = [main(argv) for argv in commands]
+    printed = "".join(capsys.readouterr())
+    assert 2 in statuses and "is a link that leads out of" in printed
+    pages = [path.read_text() for path in tmp_path.glob("out/*") if path.suffix != ".parquet"]
+    assert records.PRIVATE not in "".join([printed, *pages])
+
+
+def test_small_files_of_much_are_refused_before_they_are_read(suite, tmp_path, capsys):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    zeros = pa.ListArray.from_arrays([0, 17_000_000], pa.array(np.zeros(17_000_000, np.float32)))
+    path = tmp_path / "tokens.parquet"
+    pq.write_table(pa.table({"logp": zeros, "advantage": zeros}), path, compression="zstd")
+    assert path.stat().st_size < 2000
+    text = "a row group holds 34,000,000 values, and may hold 32,000,000"
+    assert text in said(["tokens", str(path)], capsys)
+    for name, change, text in (
+        ("summary.json", lambda p: os.truncate(p, 3 << 30), "may have 67,108,864"),
+        ("metrics.jsonl", lambda p: os.truncate(p, 3 << 30), "a line of more than 64 MiB"),
+        ("config.yaml", lambda p: p.write_text("a: " + "[" * 80 + "]" * 80), "more than 64 levels"),
+    ):
+        run = records.base(tmp_path / name) / "atr-0"
+        change(run / name)
+        assert text in said(["explain", str(run)], capsys)
+
+
+def test_a_number_that_cannot_be_computed_with_does_not_hide_a_run(suite, tmp_path, capsys):
+    run = records.base(tmp_path) / "atr-0"
+    with (run / "metrics.jsonl").open("a") as file:
+        for step, reward in enumerate(["1" + "0" * 400, "1.7e308", "NaN"], start=9):
+            row = {"stage": "rl", "step": step, "reward": 0}
+            file.write(json.dumps(row).replace('"reward": 0', f'"reward": {reward}') + "\n")
+    assert main(["explain", str(run)]) == 0
+    assert "The evaluation score" in "".join(capsys.readouterr())
+
+
+def test_a_table_or_a_row_of_another_form_is_one_sentence(suite, tmp_path, capsys):
+    run = records.base(tmp_path) / "atr-0"
+    with (run / "gates.jsonl").open("a") as file:
+        file.write('{"step": 9, "generated": 5}\n')
+    text = "gates.jsonl, row 9: generated: input should be a valid list."
+    assert text in said(["report", str(run), "-o", str(tmp_path / "out")], capsys)
+    made = dict(records.made(suite))
+    (tmp_path / "a").mkdir()
+    for argv in made["table without record"](tmp_path / "a"):
+        assert "runs.parquet, run 1: record: field required." in said(argv, capsys)
+
+
+def _within(argv: list[str], out: Path) -> tuple[int, str]:
+    """Status and output of a command, in a process with a gigabyte and 30 s of its own."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), out.read_text(errors="replace")
+    status = 99
+    try:
+        descriptor = os.open(out, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        os.dup2(descriptor, 1), os.dup2(descriptor, 2)
+        sys.stdout = sys.stderr = open(1, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
+        own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (own + (1 << 30),) * 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (30, 31))
+        status = main(argv)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+@pytest.mark.slow
+def test_no_artefact_ends_in_a_traceback_or_runs_on(suite, tmp_path, monkeypatch):
+    """All of them, with other values for each ``HOSTILE_SEED``."""
+    import trustclip.report.build  # noqa: F401  (imported once, before the processes part)
+
+    monkeypatch.setattr("trustclip.report.draw.figures.save", lambda *_: [])
+    wrong, count = [], 0
+    for number, (name, make) in enumerate(
+        records.made(suite, seed=int(os.environ.get("HOSTILE_SEED", "0")))
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for argv in make(folder):
+            status, text = _within(argv, tmp_path / "said.txt")
+            count += 1
+            good = (0, 1, 2) if argv[0] == "verify" else (0, 2)
+            if status not in good or "Traceback" in text:
+                wrong.append(f"{name}: {argv[0]}: {status}: {text[-300:]}")
+    assert not wrong, "\n".join(wrong)
+    assert count > 1000

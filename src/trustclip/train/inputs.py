@@ -16,11 +16,15 @@ from trustclip.logs.writing.environment import PACKAGES, versions
 from trustclip.logs.writing.run import INPUTS, UNBEGUN, RunWriter
 from trustclip.support.consent import names_in
 from trustclip.support.jsonl import plain, read_mapping, write_json
+from trustclip.support.schemas import conform, mapping
 from trustclip.support.text import join_words
 from trustclip.train.models import stored_tokenizer
 from trustclip.train.problems.problem import Problem
+from trustclip.train.runs.directory import read_inputs
 from trustclip.train.settings.stages import Place
 from trustclip.train.tiny import BUILT_IN
+
+_ENVIRONMENT = mapping("Environment", {"versions": dict[str, str]}, total=False, more=True)
 
 
 def compare(run: RunWriter, settings: Place, problems: Mapping[str, Sequence[Problem]]) -> None:
@@ -33,7 +37,8 @@ def compare(run: RunWriter, settings: Place, problems: Mapping[str, Sequence[Pro
       ValueError: inputs have changed since the run began.
     """
     file, described = run.path / INPUTS, run.path / "environment.json"
-    stored, environment = read_mapping(file), read_mapping(described)
+    stored, environment = read_inputs(run.path), read_mapping(described)
+    conform(environment, _ENVIRONMENT, str(described))
     before, now = stored.get("inputs", {}), dict(_inputs(settings, problems))
     changed = [
         *(name for name in now if before.get(name, now[name]) != now[name]),

@@ -223,10 +223,6 @@ def test_a_manifest_may_be_as_large_as_the_limit(store, monkeypatch):
         verify(store.path(24))
 
 
-def test_at_least_sixty_kinds_of_damage():
-    assert len(DAMAGE) >= 60
-
-
 def test_where_all_are_damaged_nothing_is_overwritten(store):
     for step in store.steps():
         flip(store.path(step) / "state.safetensors")
@@ -486,55 +482,6 @@ def test_a_size_limit_at_forty_places(store):
     verify(store.path(24))
     write(store, 32)
     assert store.newest() == store.path(32)
-
-
-KILLING = """
-import json, os, random, signal, sys, time
-from pathlib import Path
-from trustclip.train.durable.store import CheckpointStore
-
-store = CheckpointStore(Path(sys.argv[1]), keep=2)
-store.origin(dict)
-dice, torn, lost, reached = random.Random(1), 0, 0, 0
-
-
-def write(step):
-    with store.writing(step) as folder:
-        for number in range(4):
-            (folder / f"{number}.bin").write_bytes(bytes([step % 256]) * 200_000)
-
-
-began = time.monotonic()
-write(0)
-pace = time.monotonic() - began
-kills = 0
-while kills < 60 or torn < 5 or reached < 5:  # on a machine that has become slower, more of them
-    kills += 1
-    child = os.fork()
-    if child == 0:
-        for step in range(reached + 1, reached + 1000):
-            write(step)
-        os._exit(1)
-    while not (store.path(reached + 1).exists() or [*store.folder.glob(".writing*")]):
-        time.sleep(0.0002)
-    time.sleep(dice.uniform(0, 3 * pace))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    torn += bool([*store.folder.glob(".writing*"), *store.folder.glob(".removing*")])
-    step = int(store.newest().name[5:])
-    lost += step < reached or bool(store.damaged)
-    reached = step
-    store.clean()
-left = [p.name for p in store.folder.glob(".*")]
-print(json.dumps({"torn": torn, "lost": lost, "reached": reached, "left": left}))
-"""
-
-
-def test_killed_while_writing(tmp_path):
-    """Sixty kills or more of a process that only writes; the newest is valid every time."""
-    told = json.loads(python(KILLING, tmp_path / "run"))
-    assert told["lost"] == 0 and told["left"] == []
-    assert told["torn"] >= 5 and told["reached"] >= 5
 
 
 def python(script: str, *arguments: object) -> str:

@@ -57,7 +57,7 @@ def test_a_finished_run_goes_on_as_if_it_had_been_longer(folder):  # noqa: F811
     assert fewer.returncode == 2 and "may get more updates, not fewer (6 so far)" in fewer.stderr
     other = trustclip("resume", str(folder / "short"), "--rl.learning-rate", "1e-4")
     assert other.returncode == 2 and "rl.learning_rate=0.001, not 0.0001" in other.stderr
-    assert "you may change rl.max_steps upwards, and name, logging_steps" in other.stderr
+    assert "you may change rl.max_steps upwards, and changed_inputs, name" in other.stderr
 
 
 def test_another_schedule_goes_on_and_says_what_differs(folder, monkeypatch):  # noqa: F811

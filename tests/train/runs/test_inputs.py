@@ -136,6 +136,21 @@ def test_a_method_that_became_wrong_is_refused_for_its_fault(folder):
     assert "'own.py:Mine' is wrong. The objective has no gradient" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("inputs.json", '{"changes": [5]}'),
+        ("inputs.json", '{"inputs": {"the rows of `dataset`": 7}}'),
+        ("environment.json", '{"versions": ["trl"]}'),
+    ],
+)
+def test_a_record_of_another_form_is_one_sentence(folder, name, content):
+    (folder / "run" / name).write_text(content)
+    refused = trustclip("resume", "run", "--allow-code")
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr
+    assert name in refused.stderr
+
+
 def test_an_evaluation_refuses_other_problems(folder):
     command = ("eval", "--model", "model", "--tasks", "d.jsonl", "--k", "2", "--max-tokens", "4")
     command = (*command, "--output-dir", "scores")

@@ -12,9 +12,23 @@ from trustclip.logs.writing.hashes import FINAL, missing_files
 from trustclip.logs.writing.run import INPUTS, RunWriter, described, whole
 from trustclip.support.flush import flush, flush_tree
 from trustclip.support.jsonl import read_mapping
+from trustclip.support.schemas import conform, mapping
 from trustclip.support.text import join_words
 from trustclip.train.durable.store import CheckpointStore
 from trustclip.train.problems.problem import Problem
+
+_INPUTS = mapping("Inputs", {"inputs": dict[str, str], "changes": list[list[str]]}, total=False)
+
+
+def read_inputs(folder: Path) -> Mapping[str, Any]:
+    """The content of ``inputs.json``: hashes by the name of an input, and what changed, each time.
+
+    Raises:
+      ValueError: it holds something else.
+    """
+    content = read_mapping(folder / INPUTS)
+    conform(content, _INPUTS, str(folder / INPUTS))
+    return content
 
 
 class RunDirectory(RunWriter):
@@ -85,20 +99,18 @@ class RunDirectory(RunWriter):
     @property
     def changes(self) -> list[str]:
         """A sentence for each time that the run was continued on other inputs."""
-        recorded = read_mapping(self.path / INPUTS).get("changes", [])
-        return [
-            f"The run continued on other inputs than before: {join_words(c)}." for c in recorded
-        ]
+        changes = read_inputs(self.path).get("changes", [])
+        return [f"The run continued on other inputs: {join_words(names)}." for names in changes]
 
     def rewind(self, cursor: Cursor) -> None:
         """`RunWriter.rewind`, after which the rows say on what other inputs the run continues."""
         super().rewind(cursor)
-        if self.leads:
-            rows = self.logged()
-            told, last = {row.get("text") for row in rows}, max([0, *(r["step"] for r in rows)])
-            for text in self.changes:
-                if text not in told:
-                    self.notice(last, "changed_inputs", text)
+        rows = self.logged() if self.leads and self.changes else []
+        told = [row.get("text") for row in rows]
+        steps = [step for row in rows if isinstance(step := row.get("step"), int)]
+        for text in self.changes if self.leads else ():
+            if text not in told:
+                self.notice(max([0, *steps]), "changed_inputs", text)
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """`RunWriter.summarize`, with `changes` where there are any."""

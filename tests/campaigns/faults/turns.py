@@ -193,7 +193,8 @@ class Turns:
 
     @contextmanager
     def _patched(self) -> Iterator[None]:
-        dist = SimpleNamespace(all_gather_object=self.all_gather_object, new_group=self.new_group)
+        meet = {"all_gather_object": self.all_gather_object, "new_group": self.new_group}
+        dist = SimpleNamespace(**meet, is_available=lambda: False)  # no roll is called
         patches: list[Any] = [
             mock.patch.object(saving, "threading", SimpleNamespace(Thread=self.thread)),
             mock.patch.object(saving, "dist", dist),

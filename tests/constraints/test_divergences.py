@@ -41,27 +41,6 @@ def test_values_written_out(w: float) -> None:
     assert of(d.hellinger, x) == pytest.approx((math.sqrt(w) - 1) ** 2, rel=1e-9, abs=1e-15)
 
 
-@given(x=st.floats(-20, 20))
-@settings(max_examples=200, deadline=None, derandomize=True)
-def test_values_against_the_oracle(x: float) -> None:
-    for function, reference in (
-        (d.k2, oracle.k2),
-        (d.k3, oracle.k3),
-        (d.is_k3, oracle.is_k3),
-        (d.k3_product, oracle.k3_product),
-    ):
-        assert of(function, x) == pytest.approx(reference(x), rel=1e-12, abs=1e-15)
-
-
-@given(x=st.floats(-20, 20))
-@settings(max_examples=200, deadline=None, derandomize=True)
-def test_inverting_the_ratio_inverts_the_estimator(x: float) -> None:
-    assert of(d.k2, x) == of(d.k2, -x)
-    # w (1/w - 1 + log w) = 1 - w + w log w, and E_old[w f(1/w)] = E_new[f(old / new)].
-    assert of(d.is_k3, x) == pytest.approx(math.exp(x) * of(k3_inverted, x), rel=1e-9, abs=1e-14)
-    assert of(d.k3_product, x) == pytest.approx(math.exp(x) * of(d.k3, x), rel=1e-12, abs=1e-15)
-
-
 @pytest.mark.parametrize("x", [1e-9, -1e-7, 1e-4, -0.3, 0.999, 1.0, -5.0, 30.0])
 def test_k3_keeps_every_digit(x: float) -> None:
     with decimal.localcontext(prec=60):
@@ -78,13 +57,6 @@ def test_never_negative_in_single_precision(scale: float) -> None:
         assert (function(x) >= 0).all(), function.__name__
     naive = x.exp() - 1 - x
     assert scale > 0.1 or (naive < 0).any(), "the test would pass with a cancelling formula too"
-
-
-@pytest.mark.parametrize("x", [1e-2, -1e-2, 1e-3, -1e-7, 1e-12])
-def test_k3_near_zero_in_single_precision(x: float) -> None:
-    single = torch.tensor(x)
-    exact = d.k3(single.double()).item()
-    assert d.k3(single).item() == pytest.approx(exact, rel=1e-6)
 
 
 @pytest.mark.parametrize("x", [-1000.0, -80.0, 80.0])
@@ -171,9 +143,3 @@ def test_binary_kl_is_zero_on_policy_and_finite(logp: float) -> None:
             assert value.item() == pytest.approx(0.0, abs=1e-6)
             assert new.grad is not None
             assert new.grad.isfinite()
-
-
-def test_small_probability_limit_of_binary_kl_is_p_times_k3() -> None:
-    p, x = 1e-9, 0.3
-    old = torch.tensor(math.log(p), dtype=DOUBLE)
-    assert d.binary_kl_old_new(old, old + x).item() == pytest.approx(p * oracle.k3(x), rel=1e-6)

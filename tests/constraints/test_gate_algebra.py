@@ -1,6 +1,6 @@
-"""The gates and the aggregations, token by token, against the same in plain Python floats.
+"""The gates, token by token, against the same in plain Python floats.
 
-Quick and complete: these are the tests that mutants of the two modules have to survive.
+Quick and complete: these are the tests that mutants of the module have to survive.
 """
 
 import itertools
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from trustclip import TokenBatch
-from trustclip.constraints import aggregation, gates, masked
+from trustclip.constraints import gates, masked
 
 INF, NAN = math.inf, math.nan
 #: Log-ratios, advantages and bounds that meet each other in every combination.
@@ -183,41 +183,10 @@ def test_soft() -> None:
     check(found, wanted)
 
 
-# Aggregations ------------------------------------------------------------------------------------
+# Arithmetic of masked tokens ---------------------------------------------------------------------
 
 X = torch.tensor([[1.0, 2.0, 4.0], [10.0, NAN, 3.0], [7.0, 7.0, 7.0], [5.0, INF, NAN]])
 MASK = torch.tensor([[True, True, True], [True, False, True], [False] * 3, [True, False, False]])
-
-
-def test_aggregate_by_name() -> None:
-    named = {
-        "token_mean": 25 / 6, "sequence_mean": (7 / 3 + 13 / 2 + 5) / 4, "dr_grpo": 25 / 40,
-        "dapo": 25 / 6,
-    }  # fmt: skip
-    for name, want in named.items():
-        found = aggregation.aggregate(name, X, MASK, 10 if name == "dr_grpo" else None)
-        assert found.item() == pytest.approx(want), name
-    assert aggregation.aggregate("dapo", X, MASK, total_tokens=50).item() == pytest.approx(0.5)
-    assert aggregation.aggregate("dapo", X, MASK, None, 12).item() == pytest.approx(25 / 12)
-    one = torch.tensor([[True, False, False]])
-    assert aggregation.aggregate("dapo", X[1:2], one).item() == 10.0
-    assert aggregation.aggregate("dr_grpo", X, MASK, max_length=1).item() == pytest.approx(25 / 4)
-
-
-@pytest.mark.parametrize("name", ["token_mean", "sequence_mean", "dr_grpo", "dapo"])
-def test_nothing_to_aggregate_is_zero(name: str) -> None:
-    for x in (torch.zeros(0, 3), X):
-        mask = torch.zeros_like(x, dtype=torch.bool)
-        assert aggregation.aggregate(name, x, mask, 4 if name == "dr_grpo" else None).item() == 0
-
-
-def test_what_is_refused() -> None:
-    for length in (None, 0, -1):
-        text = rf"^dr_grpo needs `max_length` >= 1 \(tokens\), got {length}\.$"
-        with pytest.raises(ValueError, match=text):
-            aggregation.aggregate("dr_grpo", X, MASK, max_length=length)
-    with pytest.raises(ValueError, match=r"^unknown aggregation 'tokenmean'.*token_mean.*dapo"):
-        aggregation.aggregate("tokenmean", X, MASK)
 
 
 def test_masked_arithmetic() -> None:

@@ -135,32 +135,6 @@ def test_full_kl_loss_is_that_of_the_general_operator() -> None:
 # Levels ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("log_ratios", "advantage", "s"), known.SEQUENCES)
-def test_sequence_level_is_gspo(log_ratios: list[float], advantage: float, s: float) -> None:
-    batch = batch_of(log_ratios, [advantage] * len(log_ratios))
-    method = tc.method("clip", epsilon=0.2, level="sequence")
-    want = [s * advantage] * len(log_ratios)
-    assert method.surrogate(batch).objective[0].tolist() == pytest.approx(want, rel=1e-12)
-    assert tc.coefficient(method, batch)[0].tolist() == pytest.approx(want, rel=1e-12)
-    # The sequence leaves the interval as a whole, though one of its tokens is inside.
-    tight = tc.method("clip", epsilon=0.02, level="sequence")
-    assert not tight.surrogate(batch).kept.any()
-    assert not tc.coefficient(tight, batch).any()
-
-
-@pytest.mark.parametrize("level", ["token", "prefix", "sequence"])
-@pytest.mark.parametrize("name", ["clip", "clip_higher", "atr"])
-def test_levels_against_the_oracle(name: str, level: str) -> None:
-    torch.manual_seed(3)
-    method = tc.method(name, level=level)
-    for length in (1, 2, 5, 9):
-        x = (0.5 * torch.randn(length)).tolist()
-        a = torch.randn(length).tolist()
-        want = oracle.gradient(name, method.to_dict(), oracle.Tokens(x, a))[0].tolist()
-        got = tc.coefficient(method, batch_of(x, a))[0].tolist()
-        assert got == pytest.approx(want, rel=1e-10, abs=1e-12)
-
-
 def test_a_sequence_does_not_see_its_neighbours_or_its_padding() -> None:
     x = torch.tensor([[0.1, 0.3, math.nan], [-0.4, -0.6, 0.2]], dtype=DOUBLE)
     mask = torch.tensor([[True, True, False], [True, True, True]])

@@ -24,19 +24,6 @@ RATIO_INTERVALS = _table(
     """
 )
 
-#: threshold, e^-threshold, e^threshold: the bounds of |log w| <= threshold.
-LOG_INTERVALS = _table(
-    """
-    0.01 0.990049833749 1.01005016708
-    0.03 0.970445533549 1.03045453395
-    0.05 0.951229424501 1.05127109638
-    0.07 0.932393819906 1.07250818125
-    0.1  0.904837418036 1.10517091808
-    0.5  0.606530659713 1.6487212707
-    1.0  0.367879441171 2.71828182846
-    2.0  0.135335283237 7.38905609893
-    """
-)
 
 #: w (w-1-log w) <= threshold holds on (0, hole] and [low, high]; low nan: on all of (0, high].
 #: Columns: threshold, low, high, hole.

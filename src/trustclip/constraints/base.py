@@ -12,7 +12,9 @@ from typing import Any, ClassVar, Literal, cast
 
 from torch import Tensor
 
-from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
+from trustclip.constraints import gates
+from trustclip.constraints.batch import LogBounds as LogBounds
+from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.gates import Side
 from trustclip.constraints.levels import Level
 from trustclip.constraints.twins import Twins, clip_twins, sequence_clip_twins
@@ -280,6 +282,28 @@ class Method(ABC):
     def __or__(self, other: "Method") -> "Method":
         """Either constraint: a token is kept where one of them keeps it; see method ``either``."""
         return cast(Any, method_class("either"))(first=self, second=other)
+
+
+class Interval(Method):
+    """A clip with bounds of its own: a subclass has its hyper-parameters and `log_interval`.
+
+    It may have fields ``side`` and ``level``; without them the gate is outward, and of the token.
+    """
+
+    @property
+    def side(self) -> Side:
+        return "outward"
+
+    @property
+    def level(self) -> Level:
+        return "token"
+
+    @property
+    def traits(self) -> Trait:
+        return Trait.CUTS | clips(self.side, self.level) | spans(self.level)
+
+    def surrogate(self, batch: TokenBatch) -> Surrogate:
+        return gates.interval(batch, self.log_interval(), self.side, self.level)
 
 
 def _rebuild(name: str, values: Mapping[str, Any]) -> Method:

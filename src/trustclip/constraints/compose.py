@@ -129,6 +129,32 @@ class Weighted(Composite):
         return Surrogate(inner.objective * weight, inner.kept & (weight != 0), inner.extras)
 
 
+class Choice(Weighted):
+    """A mask or a weight under the name and with the numbers of its source: a row of ``sampler``.
+
+    A subclass has the hyper-parameters of its source, and says in `as_sampler` what they are there.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "_sampler", self.as_sampler())
+
+    @abstractmethod
+    def as_sampler(self) -> Weighted:
+        """The same as a choice of ``sampler``."""
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        return self._sampler.requires  # type: ignore[attr-defined]
+
+    @property
+    def traits(self) -> Trait:
+        return self._sampler.traits  # type: ignore[attr-defined]
+
+    def weight(self, batch: TokenBatch) -> Tensor:
+        return self._sampler.weight(batch)  # type: ignore[attr-defined]
+
+
 def corrected_twins(
     inner: Method,
     level: Literal["token", "sequence"],

@@ -3,13 +3,12 @@
 from torch import Tensor
 
 from trustclip.constraints import gates, intervals
-from trustclip.constraints.base import LogBounds, Method, Trait, UpToOne, clips, definition, spans
-from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.base import Interval, LogBounds, UpToOne, definition
 from trustclip.constraints.levels import Level
 
 
 @definition
-class Clip(Method):
+class Clip(Interval):
     r"""Clip: the ratio stays within a symmetric interval around 1 (PPO, GRPO).
 
     $$
@@ -44,12 +43,5 @@ class Clip(Method):
     side: gates.Side = "outward"
     level: Level = "token"
 
-    @property
-    def traits(self) -> Trait:
-        return Trait.CUTS | clips(self.side, self.level) | spans(self.level)
-
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return intervals.log_offsets(self.epsilon, self.epsilon)
-
-    def surrogate(self, batch: TokenBatch) -> Surrogate:
-        return gates.interval(batch, self.log_interval(), self.side, self.level)

@@ -3,22 +3,12 @@
 from torch import Tensor
 
 from trustclip.constraints import gates, intervals
-from trustclip.constraints.base import (
-    LogBounds,
-    Method,
-    Positive,
-    Trait,
-    UpToOne,
-    clips,
-    definition,
-    spans,
-)
-from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.base import Interval, LogBounds, Positive, UpToOne, definition
 from trustclip.constraints.levels import Level
 
 
 @definition
-class ClipHigher(Method):
+class ClipHigher(Interval):
     r"""Clip-Higher: the ratio may rise further than it may fall (DAPO).
 
     $$
@@ -52,12 +42,5 @@ class ClipHigher(Method):
     side: gates.Side = "outward"
     level: Level = "token"
 
-    @property
-    def traits(self) -> Trait:
-        return Trait.CUTS | clips(self.side, self.level) | spans(self.level)
-
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return intervals.log_offsets(self.low, self.high)
-
-    def surrogate(self, batch: TokenBatch) -> Surrogate:
-        return gates.interval(batch, self.log_interval(), self.side, self.level)

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints import gates, intervals, levels
-from trustclip.constraints.base import Method, Positive, Trait, UpToOne, definition
+from trustclip.constraints.base import Interval, Positive, Trait, UpToOne, definition
 from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 from trustclip.constraints.twins import Twins, verl_settings
 
 
 @definition
-class GSPO(Method):
+class GSPO(Interval):
     r"""GSPO: the length-normalised ratio of the whole sequence is clipped and weights its tokens.
 
     $$
@@ -61,7 +61,7 @@ class GSPO(Method):
     def traits(self) -> Trait:
         shared = Trait.MOVES_WITHOUT_ADVANTAGE | Trait.REVERSES
         own = shared if self.variant == "gspo" else Trait(0)
-        return Trait.CUTS | Trait.CLIPS_SEQUENCES | Trait.SEES_OTHERS | own
+        return super().traits | own
 
     @property
     def twins(self) -> Twins:
@@ -74,7 +74,7 @@ class GSPO(Method):
         return intervals.log_offsets(self.low, self.high)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        bounded = gates.interval(batch, self.log_interval(), level="sequence")
+        bounded = super().surrogate(batch)
         if self.variant == "gspo_token":
             return bounded
         mean = levels.reduce("sequence", "mean", batch.log_ratio, batch.mask)

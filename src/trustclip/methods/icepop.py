@@ -2,26 +2,17 @@
 
 from typing import Literal
 
-from torch import Tensor
-
 from trustclip.constraints import rejection
-from trustclip.constraints.base import AboveOne, Trait, UpToOne, definition, spans
-from trustclip.constraints.batch import TokenBatch
-from trustclip.constraints.compose import Weighted, corrected_twins
+from trustclip.constraints.base import AboveOne, UpToOne, definition
+from trustclip.constraints.compose import Choice, corrected_twins
 from trustclip.constraints.registry import Part
 from trustclip.constraints.twins import Twins
 from trustclip.methods.atr import ATR
-
-_OVER: dict[str, Literal["token", "sum", "mean"]] = {
-    "token": "token",
-    "sequence": "sum",
-    "geometric": "mean",
-}
-Policy = Literal["old", "new"]
+from trustclip.methods.sampler import Sampler
 
 
 @definition
-class IcePop(Weighted):
+class IcePop(Choice):
     r"""IcePop: any method, without the tokens whose sampler and trainer probabilities disagree.
 
     $$
@@ -70,13 +61,7 @@ class IcePop(Weighted):
     floor: UpToOne | None = 0.5
     ceiling: AboveOne = 5.0
     level: rejection.Spread = "token"
-    policy: Policy = "old"
-
-    @property
-    def traits(self) -> Trait:
-        own = Trait.CUTS | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
-        compared = Trait.WEIGHS_OLD_POLICY if self.policy == "old" else Trait(0)
-        return super().traits | own | spans(self.level) | compared
+    policy: Literal["old", "new"] = "old"
 
     @property
     def twins(self) -> Twins:
@@ -84,10 +69,14 @@ class IcePop(Weighted):
             return {}
         return corrected_twins(self.inner, self.level, self.floor, self.ceiling, truncated=False)
 
-    def weight(self, batch: TokenBatch) -> Tensor:
+    def as_sampler(self) -> Sampler:
         # The ratio in range is the one that weighs, or the new policy's of the same spread.
-        between: rejection.Between = "old_rollout" if self.policy == "old" else "new_rollout"
-        bounds = rejection.log_bounds(self.floor, self.ceiling)
-        over = _OVER[self.level]
-        kept = rejection.within(batch, rejection.log_ratio(batch, between), over, bounds)
-        return kept * rejection.importance(batch, "old_rollout", self.level)
+        return Sampler(
+            inner=self.inner,
+            between="old_rollout" if self.policy == "old" else "new_rollout",
+            level="token" if self.level == "token" else "sequence",
+            reduction="mean" if self.level == "geometric" else "sum",
+            floor=self.floor,
+            ceiling=self.ceiling,
+            weigh_by=self.level,
+        )

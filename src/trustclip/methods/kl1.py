@@ -6,12 +6,11 @@ from typing import Literal
 from torch import Tensor
 
 from trustclip.constraints import gates, intervals
-from trustclip.constraints.base import LogBounds, Method, Positive, Trait, clips, definition
-from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.base import Interval, LogBounds, Positive, Trait, definition
 
 
 @definition
-class KL1(Method):
+class KL1(Interval):
     r"""KL1: the log-ratio of the token stays within a threshold.
 
     $$
@@ -49,7 +48,7 @@ class KL1(Method):
 
     @property
     def traits(self) -> Trait:
-        return Trait.CUTS | Trait.ESTIMATES_KL | clips(self.side)
+        return super().traits | Trait.ESTIMATES_KL
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         low, high = intervals.log_kl1(self.delta)
@@ -57,6 +56,3 @@ class KL1(Method):
             -math.inf if self.sign == "kl_new_old" else low,
             math.inf if self.sign == "kl_old_new" else high,
         )
-
-    def surrogate(self, batch: TokenBatch) -> Surrogate:
-        return gates.interval(batch, self.log_interval(), self.side)

@@ -3,12 +3,11 @@
 from torch import Tensor
 
 from trustclip.constraints import gates, intervals
-from trustclip.constraints.base import LogBounds, Method, Positive, Trait, clips, definition
-from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.base import Interval, LogBounds, Positive, Trait, definition
 
 
 @definition
-class KL2(Method):
+class KL2(Interval):
     r"""KL2: half the squared log-ratio of the token stays within a threshold.
 
     $$
@@ -37,10 +36,7 @@ class KL2(Method):
 
     @property
     def traits(self) -> Trait:
-        return Trait.CUTS | Trait.ESTIMATES_KL | clips(self.side)
+        return super().traits | Trait.ESTIMATES_KL
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return intervals.log_kl2(self.delta)
-
-    def surrogate(self, batch: TokenBatch) -> Surrogate:
-        return gates.interval(batch, self.log_interval(), self.side)

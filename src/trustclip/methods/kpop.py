@@ -2,18 +2,15 @@
 
 from typing import Literal
 
-from torch import Tensor
-
-from trustclip.constraints import rejection
-from trustclip.constraints.base import Positive, Trait, definition
-from trustclip.constraints.batch import TokenBatch
-from trustclip.constraints.compose import Weighted
+from trustclip.constraints.base import Positive, definition
+from trustclip.constraints.compose import Choice
 from trustclip.constraints.registry import Part
 from trustclip.methods.atr import ATR
+from trustclip.methods.sampler import Sampler
 
 
 @definition
-class KPop(Weighted):
+class KPop(Choice):
     r"""KPop: any method, without the tokens whose sampler and trainer distributions diverge.
 
     $$
@@ -51,14 +48,11 @@ class KPop(Weighted):
     delta: Positive = 0.1
     policy: Literal["old", "new"] = "old"
 
-    @property
-    def traits(self) -> Trait:
-        own = Trait.CUTS | Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
-        compared = Trait.WEIGHS_OLD_POLICY if self.policy == "old" else Trait(0)
-        return super().traits | own | Trait.READS_PROBABILITY | compared
-
-    def weight(self, batch: TokenBatch) -> Tensor:
-        between: rejection.Between = "old_rollout" if self.policy == "old" else "new_rollout"
-        divergence = rejection.measurement(batch, between, "binary_kl")
-        kept = rejection.within(batch, divergence, "token", (None, self.delta))
-        return kept * rejection.importance(batch, "old_rollout", "token")
+    def as_sampler(self) -> Sampler:
+        return Sampler(
+            inner=self.inner,
+            measure="binary_kl",
+            between="old_rollout" if self.policy == "old" else "new_rollout",
+            ceiling=self.delta,
+            weigh_by="token",
+        )

@@ -4,14 +4,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from trustclip.constraints import gates, intervals, levels
-from trustclip.constraints.base import Method, Positive, Trait, UpToOne, definition
-from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
+from trustclip.constraints import intervals, levels
+from trustclip.constraints.base import Interval, LogBounds, Positive, UpToOne, definition
 from trustclip.constraints.twins import Twins, verl_settings
 
 
 @definition
-class LUSPO(Method):
+class LUSPO(Interval):
     r"""LUSPO: GSPO's clip of the sequence, summed over tokens so that length biases no answer.
 
     $$
@@ -49,10 +48,6 @@ class LUSPO(Method):
     high: Positive = 2.5e-3
 
     @property
-    def traits(self) -> Trait:
-        return Trait.CUTS | Trait.CLIPS_SEQUENCES | Trait.SEES_OTHERS
-
-    @property
     def twins(self) -> Twins:
         twins = super().twins
         twins["TRL"] |= {"loss_type": "luspo"}
@@ -61,6 +56,3 @@ class LUSPO(Method):
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return intervals.log_offsets(self.low, self.high)
-
-    def surrogate(self, batch: TokenBatch) -> Surrogate:
-        return gates.interval(batch, self.log_interval(), level="sequence")

@@ -1,19 +1,16 @@
 """OPSM: drop wrong answers that the policy has already moved away from."""
 
-import torch
-from torch import Tensor
-
-from trustclip.constraints import rejection
-from trustclip.constraints.base import Positive, Trait, anchor_fields, definition
-from trustclip.constraints.batch import Anchor, TokenBatch
-from trustclip.constraints.compose import Weighted
+from trustclip.constraints.base import Positive, definition
+from trustclip.constraints.batch import Anchor
+from trustclip.constraints.compose import Choice
 from trustclip.constraints.registry import Part
 from trustclip.constraints.twins import Twins
 from trustclip.methods.clip import Clip
+from trustclip.methods.sampler import Sampler
 
 
 @definition
-class OPSM(Weighted):
+class OPSM(Choice):
     r"""OPSM: any method, without the negative-advantage sequences that are too far off-policy.
 
     $$
@@ -50,15 +47,6 @@ class OPSM(Weighted):
     anchor: Anchor = "old"
 
     @property
-    def requires(self) -> tuple[str, ...]:
-        return (*super().requires, *anchor_fields(self.anchor))
-
-    @property
-    def traits(self) -> Trait:
-        acts = Trait.ACTS_ON_POLICY if self.anchor == "rollout" else Trait(0)
-        return super().traits | Trait.CUTS | Trait.SEES_OTHERS | acts
-
-    @property
     def twins(self) -> Twins:
         inner = self.inner.twins.get("TRL")
         if inner is None:
@@ -70,8 +58,12 @@ class OPSM(Weighted):
             sampler = {"use_vllm": False}
         return {"TRL": inner | {"off_policy_mask_threshold": self.delta} | sampler}
 
-    def weight(self, batch: TokenBatch) -> Tensor:
-        between: rejection.Between = "new_old" if self.anchor == "old" else "new_rollout"
-        values = rejection.measurement(batch, between, "k1")
-        kept = rejection.within(batch, values, "mean", (None, self.delta))
-        return torch.where((batch.advantages >= 0) & ~kept.isnan(), 1.0, kept)
+    def as_sampler(self) -> Sampler:
+        return Sampler(
+            inner=self.inner,
+            measure="k1",
+            between="new_old" if self.anchor == "old" else "new_rollout",
+            level="sequence",
+            ceiling=self.delta,
+            only="negative",
+        )

@@ -2,19 +2,16 @@
 
 from typing import Literal
 
-from torch import Tensor
-
-from trustclip.constraints import rejection
-from trustclip.constraints.base import AboveOne, Trait, definition, spans
-from trustclip.constraints.batch import TokenBatch
-from trustclip.constraints.compose import Weighted, corrected_twins
+from trustclip.constraints.base import AboveOne, definition
+from trustclip.constraints.compose import Choice, corrected_twins
 from trustclip.constraints.registry import Part
 from trustclip.constraints.twins import Twins
 from trustclip.methods.atr import ATR
+from trustclip.methods.sampler import Sampler
 
 
 @definition
-class TIS(Weighted):
+class TIS(Choice):
     r"""TIS: any method, each token weighted by old over sampler probability, truncated.
 
     $$
@@ -57,13 +54,9 @@ class TIS(Weighted):
     level: Literal["token", "sequence"] = "token"
 
     @property
-    def traits(self) -> Trait:
-        own = Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER | Trait.WEIGHS_OLD_POLICY
-        return super().traits | own | spans(self.level)
-
-    @property
     def twins(self) -> Twins:
         return corrected_twins(self.inner, self.level, None, self.ceiling, truncated=True)
 
-    def weight(self, batch: TokenBatch) -> Tensor:
-        return rejection.importance(batch, "old_rollout", self.level, (None, self.ceiling))
+    def as_sampler(self) -> Sampler:
+        weight = {"weigh_by": self.level, "weight_ceiling": self.ceiling}
+        return Sampler(inner=self.inner, ceiling=None, **weight)

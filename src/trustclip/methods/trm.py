@@ -2,18 +2,16 @@
 
 from typing import Literal
 
-from torch import Tensor
-
-from trustclip.constraints import rejection
-from trustclip.constraints.base import Positive, Trait, anchor_fields, definition
-from trustclip.constraints.batch import Anchor, TokenBatch
-from trustclip.constraints.compose import Weighted
+from trustclip.constraints.base import Positive, definition
+from trustclip.constraints.batch import Anchor
+from trustclip.constraints.compose import Choice
 from trustclip.constraints.registry import Part
 from trustclip.methods.clip import Clip
+from trustclip.methods.sampler import Sampler
 
 
 @definition
-class TRM(Weighted):
+class TRM(Choice):
     r"""TRM: any method, without the sequences whose largest or mean divergence is too large.
 
     $$
@@ -55,25 +53,16 @@ class TRM(Weighted):
     divergence: Literal["k3", "kl_old_new"] = "k3"
     anchor: Anchor = "old"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def as_sampler(self) -> Sampler:
         if self.divergence == "kl_old_new" and self.anchor == "rollout":
             raise ValueError(
                 "`anchor` 'rollout' needs `divergence` 'k3': no engine computes that KL."
             )
-
-    @property
-    def requires(self) -> tuple[str, ...]:
-        sampler = anchor_fields(self.anchor)
-        exact = ("kl_old_new",) if self.divergence == "kl_old_new" else ()
-        return tuple(dict.fromkeys((*super().requires, *sampler, *exact)))
-
-    @property
-    def traits(self) -> Trait:
-        acts = Trait.ACTS_ON_POLICY if self.anchor == "rollout" else Trait(0)
-        return super().traits | Trait.CUTS | Trait.SEES_OTHERS | acts
-
-    def weight(self, batch: TokenBatch) -> Tensor:
-        between: rejection.Between = "new_old" if self.anchor == "old" else "new_rollout"
-        values = rejection.measurement(batch, between, self.divergence)
-        return rejection.within(batch, values, self.reduction, (None, self.delta))
+        return Sampler(
+            inner=self.inner,
+            measure=self.divergence,
+            between="new_old" if self.anchor == "old" else "new_rollout",
+            level="sequence",
+            reduction=self.reduction,
+            ceiling=self.delta,
+        )

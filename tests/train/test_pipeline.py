@@ -261,6 +261,7 @@ def test_a_second_process_in_a_run_directory_is_refused(tmp_path, here, capsys, 
 def test_ranks_of_one_job_are_one_process(tmp_path, monkeypatch):
     with only_process(tmp_path):
         monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
         with only_process(tmp_path):
             pass
 

@@ -178,6 +178,7 @@ def test_fewer_problems_than_a_generation_takes_are_refused_with_the_arithmetic(
     assert "= 16 x 4 / 8" in done.stderr
     assert not (tmp_path / "run" / "sft").exists()  # no model was made
     settings = tiny_rl()
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ValueError, match=r"4 problems, .* 24 .* x 3 processes .* 16 x 4 x 3 / 8"):
         enough([None] * 4, settings)  # type: ignore[list-item]

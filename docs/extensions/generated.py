@@ -21,13 +21,13 @@ import trustclip as tc
 from extensions.method_pages import first_line, method_page, value
 from extensions.metrics import GROUPS
 from trustclip.cli.main import main
-from trustclip.cli.options import descriptions
 from trustclip.cli.registry import COMMANDS, distributions
 from trustclip.constraints.base import ALIASES
 from trustclip.engines.limits import trains_in
 from trustclip.report.draw.figures import every_gate
 from trustclip.report.microscope import token_page
 from trustclip.report.rosetta import spelled
+from trustclip.support.marks import descriptions
 from trustclip.support.text import markdown_table
 from trustclip.train.settings.stages import Recipe, RecipeEval, RLStage, SFTStage
 from trustclip_lab.arena.entry import read_entry

@@ -18,10 +18,9 @@ from typing import Any, Literal, get_args, get_type_hints
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
-from trustclip.cli.options import descriptions
 from trustclip.constraints.base import ALIASES, Method, method_class, methods
 from trustclip.constraints.controllers import NAMED, Controller
-from trustclip.support.marks import Trl, fields_of, marked
+from trustclip.support.marks import Trl, descriptions, fields_of, marked
 from trustclip.train.problems.verify.chosen import BUILT_IN, NOTEBOOK
 from trustclip.train.settings.stages import Recipe, RLStage
 from trustclip.train.suite.settings import SuiteSettings

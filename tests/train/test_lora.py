@@ -6,7 +6,7 @@ import torch
 from peft import PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from trustclip.logs.identity import essential
+from trustclip.logs.identity import essential, renamed
 from trustclip.support.jsonl import plain
 from trustclip.train.checks import complaints
 from trustclip.train.configs import lora_config
@@ -17,9 +17,9 @@ from trustclip.train.tiny import tiny_model
 
 def test_every_setting_reaches_peft():
     stage = SFTStage(
-        dataset="word-sums",
+        dataset="word-sums", lora_r=4, lora_alpha=12,
         lora={
-            "r": 4, "alpha": 12, "dropout": 0.1, "target_modules": "q_proj, v_proj", "bias": "all",
+            "dropout": 0.1, "target_modules": "q_proj, v_proj", "bias": "all",
             "modules_to_save": ["lm_head"], "use_rslora": True, "use_dora": True,
         },
     )  # fmt: skip
@@ -30,13 +30,10 @@ def test_every_setting_reaches_peft():
     assert lora_config(4).target_modules == "all-linear"
 
 
-def test_rank_and_alpha_have_two_spellings_and_one_value():
-    both = RLStage(dataset="word-sums", lora={"r": 8}), RLStage(dataset="word-sums", lora_r=8)
-    assert [(stage.lora_r, stage.lora_alpha) for stage in both] == [(8, 16), (8, 16)]
-    assert RLStage(**{"dataset": "a.csv", **plain(both[0]), "method": "atr"}).lora_r == 8
-    for wrong in ({"lora_r": 16}, {"lora_alpha": 9, "lora": {"r": 8, "alpha": 8}}):
-        with pytest.raises(ValueError, match="are one setting: give one of them"):
-            RLStage(**{"dataset": "word-sums", "lora": {"r": 8}, **wrong})
+def test_rank_and_alpha_of_an_older_run_are_those_of_this_release():
+    old = {"rl": {"dataset": "a.csv", "lora": {"r": 8, "alpha": None, "use_dora": True}}}
+    stage = RLStage(**renamed(old)["rl"])
+    assert (stage.lora_r, stage.lora_alpha, stage.lora.use_dora) == (8, 16, True)
 
 
 def test_runs_of_older_releases_have_none_of_it():

@@ -1,20 +1,26 @@
 """The options of a command as its class declares them: names, types, defaults; its help text."""
 
-import ast
-import contextlib
 import inspect
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from trustclip.support.jsonl import plain
-from trustclip.support.marks import Also, Dotted, Metavar, Positional, class_in, fields_of, marks
+from trustclip.support.marks import (
+    Also,
+    Dotted,
+    Metavar,
+    Positional,
+    class_in,
+    descriptions,
+    fields_of,
+    marks,
+)
 
 #: Names of types in a help text.
 _WORDS = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
@@ -125,33 +131,6 @@ def section_of(hint: Any) -> Any:
     """The class of settings that a field holds, or may hold; None where it holds a value."""
     inner = class_in(hint)
     return None if hasattr(inner, "surrogate") else inner  # a method is one value
-
-
-def descriptions(cls: type) -> dict[str, str]:
-    """Field -> its description: the string after it in its class, or its entry in ``Args:``."""
-    docs: dict[str, str] = {}
-    for base in reversed(cls.__mro__[:-1]):
-        docs |= dict(_arguments(inspect.cleandoc(base.__doc__ or "")))
-        with contextlib.suppress(OSError, TypeError, IndentationError):  # not from a file
-            docs |= dict(_strings(textwrap.dedent(inspect.getsource(base))))
-    return docs
-
-
-def _arguments(doc: str) -> Iterator[tuple[str, str]]:
-    _, _, section = doc.partition("\nArgs:\n")
-    for entry in textwrap.dedent(section.partition("\n\n")[0]).replace("\n ", " ").splitlines():
-        name, colon, text = entry.partition(": ")
-        if colon:
-            yield name, " ".join(text.split())
-
-
-def _strings(source: str) -> Iterator[tuple[str, str]]:
-    (definition,) = ast.parse(source).body
-    assert isinstance(definition, ast.ClassDef)
-    for statement, successor in pairwise(definition.body):
-        match statement, successor:
-            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
-                yield name, " ".join(text.split())
 
 
 def describe(cls: type) -> str:

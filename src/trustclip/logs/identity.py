@@ -109,6 +109,25 @@ def flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
+def renamed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A ``config.yaml`` of an older release by the names of this one.
+
+    Example:
+      >>> renamed({"rl": {"sink": "wandb", "lora": {"r": 8, "alpha": None}}})
+      {'rl': {'lora': {}, 'report_to': 'wandb', 'lora_r': 8}}
+    """
+    new = {key: value for key, value in config.items() if key != "sink"}
+    for stage in ("sft", "rl"):
+        if isinstance(new.get(stage), Mapping):
+            new[stage] = renamed(new[stage])
+    if "sink" in config:
+        new["report_to"] = config["sink"]
+    if isinstance(lora := new.get("lora"), Mapping):
+        new["lora"] = {key: value for key, value in lora.items() if key not in ("r", "alpha")}
+        new |= {f"lora_{key}": lora[key] for key in ("r", "alpha") if lora.get(key) is not None}
+    return new
+
+
 def with_method(config: Mapping[str, Any]) -> dict[str, Any]:
     """A ``config.yaml`` with its method as one mapping, also where an older release wrote it.
 
@@ -132,13 +151,13 @@ def with_method(config: Mapping[str, Any]) -> dict[str, Any]:
 _SAVED = ("logging_steps", "save", "save_steps", "save_total_limit")
 #: By what a mapping is of, the settings that no result depends on.
 _NEUTRAL: Mapping[str, tuple[str, ...]] = {
-    "run": ("output_dir", "name"),
+    "run": ("output_dir", "name", "changed_inputs"),
     "sft": _SAVED,
     "rl": (
         *(*_SAVED, "shadows", "server_url", "save_async", "save_to", "tokens_every"),
         *("tokens_completions", "tokens_megabytes", "sink", "report_to"),
     ),
-    "eval": ("output_dir",),
+    "eval": ("output_dir", "changed_inputs"),
     "eval of a recipe": (),
 }
 _LORA = {"dropout": 0.0, "target_modules": "all-linear", "modules_to_save": ()}

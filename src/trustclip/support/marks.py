@@ -4,9 +4,14 @@
 directory, the recorder and the command line ask `marked` instead of keeping lists of names.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import ast
+import contextlib
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -106,6 +111,34 @@ def marked(cls: type, kind: type[T]) -> Mapping[str, T]:
 def fields_of(cls: Any) -> tuple[str, ...]:
     """Names of the fields of a dataclass, in their order."""
     return tuple(name for name, field in cls.__dataclass_fields__.items() if field.init)
+
+
+@cache
+def descriptions(cls: type) -> dict[str, str]:
+    """Field -> its description: the string after it in its class, or its entry in ``Args:``."""
+    docs: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        docs |= dict(_arguments(inspect.cleandoc(base.__doc__ or "")))
+        with contextlib.suppress(OSError, TypeError, IndentationError):  # not from a file
+            docs |= dict(_strings(textwrap.dedent(inspect.getsource(base))))
+    return docs
+
+
+def _arguments(doc: str) -> Iterator[tuple[str, str]]:
+    _, _, section = doc.partition("\nArgs:\n")
+    for entry in textwrap.dedent(section.partition("\n\n")[0]).replace("\n ", " ").splitlines():
+        name, colon, text = entry.partition(": ")
+        if colon:
+            yield name, " ".join(text.split())
+
+
+def _strings(source: str) -> Iterator[tuple[str, str]]:
+    (definition,) = ast.parse(source).body
+    assert isinstance(definition, ast.ClassDef)
+    for statement, successor in pairwise(definition.body):
+        match statement, successor:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                yield name, " ".join(text.split())
 
 
 def class_in(hint: Any) -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from trustclip.constraints.registry import with_arguments
+from trustclip.logs.identity import renamed
 from trustclip.support import yaml_files
 from trustclip.support.consent import ALL, consent, names_in
 from trustclip.support.imports import beside
@@ -92,11 +93,8 @@ def of_run(folder: Path) -> tuple[str, type, dict[str, Any]]:
     command = content.pop("command", None) if isinstance(content, dict) else None
     if command not in OF_COMMAND:
         raise ValueError(f"{folder}/config.yaml is of no run that can be continued: {command!r}.")
-    for part in (content, content.get("rl")):
-        if isinstance(part, dict) and "sink" in part:  # its name before 0.3.0
-            part["report_to"] = part.pop("sink")
     kind = OF_COMMAND[command]
-    return command, kind, completed(kind, content) | {"output_dir": str(folder)}
+    return command, kind, completed(kind, renamed(content)) | {"output_dir": str(folder)}
 
 
 def load_recipe(

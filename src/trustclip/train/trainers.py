@@ -1,14 +1,16 @@
 """TRL's trainers that continue exactly after a kill: engine and durability, joined here alone."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from trustclip.engines.settings import config_field
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
 from trustclip.engines.trl.trainer import ConstrainedGRPOTrainer
 from trustclip.engines.trl.upstream import SFTTrainer
 from trustclip.support.inside import check_url
 from trustclip.train.durable import redistribute
 from trustclip.train.durable.trainer import Durable
+from trustclip.train.settings.stages import RLStage
 
 
 class DurableSFTTrainer(Durable, SFTTrainer):
@@ -33,12 +35,8 @@ class DurableGRPOConfig(ConstrainedGRPOConfig):
       False
     """
 
-    save_async: bool = field(
-        default=False, metadata={"help": "Write checkpoints while training goes on."}
-    )
-    save_to: str | None = field(
-        default=None, metadata={"help": "URL that gets a copy of each checkpoint."}
-    )
+    save_async: bool = config_field("save_async", RLStage)
+    save_to: str | None = config_field("save_to", RLStage)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,6 +1,6 @@
 """Settings of the TRL engine: `trl.GRPOConfig` with a method in place of its clip."""
 
-# ruff: noqa: RUF009 (`_option` makes a field of a dataclass)
+# ruff: noqa: RUF009 (`_option` and `config_field` make a field of a dataclass)
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,6 +15,7 @@ from trustclip.engines import limits
 from trustclip.engines.limits import Supply
 from trustclip.engines.sampler import Sampler, as_sampler
 from trustclip.engines.served import Weights
+from trustclip.engines.settings import config_field
 from trustclip.engines.trl.likeliest import KEPT, MOST
 from trustclip.engines.trl.upstream import GRPOConfig
 from trustclip.support.names import unknown
@@ -51,33 +52,17 @@ def _option(default: Any, words: str) -> Any:
 class ConstrainedGRPOConfig(GRPOConfig):
     """`trl.GRPOConfig` with a method in place of TRL's clip.
 
+    It has the settings of `trustclip.engines.settings.EngineSettings` too: ``method``, ``shadows``,
+    ``allow_inert``, ``sampler``, ``replay``, ``candidates``, ``server`` and ``server_url``.
+
     Args:
-      method: the constraint: a `trustclip.Method`, a name (see ``trustclip methods``, or
-        ``"package.module:Class"``), or a mapping, for example ``{"name": "atr", "delta": 0.07}``;
-        "atr" when None. It becomes a `trustclip.Method`, built once; `to_dict` has the mapping.
       method_args: deprecated: hyper-parameters, where ``method`` is a name.
-      allow_inert: train although the schedule keeps the ratio at 1, where no constraint acts.
       inert_patience: warn once when the gate has closed on no token for this many updates.
       head: output head that computes log-probabilities: ``"trustclip"`` (see `trustclip.head`),
         ``"trl"``, or ``"auto"``: trustclip's on a CPU, TRL's Triton kernels on a GPU.
       decoder: implementation of sampling: ``"transformers"``, or ``"auto"``:
         `trustclip.engines.trl.sampling` for the models it supports, with plain sampling, on a CPU;
         see ``docs/fast-paths.md``.
-      sampler: a mapping of the fields of `trustclip.engines.sampler.Sampler`: completions are
-        sampled from a rounded, quantised or older copy of the policy.
-      server: sample from a server with OpenAI's protocol: ``"reload"`` for a vLLM in development
-        mode, which gets the policy's weights before each generation, ``"fixed"`` for any that names
-        token ids with log-probabilities and keeps its own weights; ``"none"``. See
-        ``docs/sampler.md``.
-      server_url: its address up to the version.
-      candidates: how many of the sampler's likeliest tokens are kept at each position, for
-        `centered` and the metrics ``drift/*``; what it can draw beside them is modelled by the
-        policy in training (`trustclip.constraints.candidates`). A number of the vocabulary's size
-        or more is all of it, exactly. When None, 64 for a method that needs them, and 0, none, for
-        others. Needs trustclip's head.
-      replay: give every token its probability among the tokens that the sampler could draw there,
-        where top-p, top-k or min-p cut it off, so that trainer and sampler agree. These tokens
-        then are the candidates. Needs trustclip's head.
       share_prompts: score all completions of a prompt in a batch in one pass over that prompt, and
         nothing over padding: exact, to rounding. For the Llama family with trustclip's head; pays
         where prompts are long and batches hold several completions of each.
@@ -85,8 +70,6 @@ class ConstrainedGRPOConfig(GRPOConfig):
         they fit; TRL deals them out one by one. Fewer prompts an update, so more of each is shared.
       skip_zero_advantage: leave completions that cannot move the policy, those of zero advantage,
         out of the forward and backward pass wherever the gradient is the same without them.
-      shadows: methods to watch with: ``trustclip/shadow/*`` logs what they would have kept of the
-        same tokens; see `trustclip.constraints.shadow`. The training is bit for bit the same.
       exact_kl_every: log the exact KL divergence of each token, and how the gate agrees with one
         on it, in every n-th generation; 0 for never. The training is bit for bit the same.
 
@@ -109,28 +92,24 @@ class ConstrainedGRPOConfig(GRPOConfig):
     ]
 
     # `str` must come second: Transformers' HfArgumentParser parses the flag as that type.
-    method: Method | str | dict[str, Any] | None = _option(
-        None, "The constraint: a name, or JSON of name and values."
-    )
+    method: Method | str | dict[str, Any] | None = config_field("method")
     method_args: dict[str, Any] | str | None = _option(
         None, "Deprecated: hyper-parameters of the constraint."
     )
-    allow_inert: bool = _option(False, "Train even if the schedule makes the method inert.")
+    allow_inert: bool = config_field("allow_inert")
     inert_patience: int = _option(50, "Warn after this many updates in which no token was gated.")
 
     head: _HEADS = _option("auto", "Output head to use: auto, trustclip or trl.")
     decoder: _DECODERS = _option("auto", "Sampling code on a CPU: auto or transformers.")
-    sampler: dict[str, Any] | str | None = _option(
-        None, "Sample from a copy: JSON of dtype, lag, top_p, top_k."
-    )
-    server: Weights = _option("none", "Sample from a server: none, reload or fixed.")
-    server_url: str = _option("http://127.0.0.1:8000/v1", "Address of that server.")
-    candidates: int | None = _option(None, "Likeliest tokens kept at each position, for centering.")
-    replay: bool = _option(False, "Score tokens among those that the sampler kept.")
+    sampler: dict[str, Any] | str | None = config_field("sampler")
+    server: Weights = config_field("server")
+    server_url: str = config_field("server_url")
+    candidates: int | None = config_field("candidates")
+    replay: bool = config_field("replay")
     share_prompts: bool = _option(False, "Score the completions of a prompt in one pass over it.")
     whole_groups: bool = _option(False, "Keep the completions of a prompt in one update.")
     skip_zero_advantage: bool = _option(True, "Skip completions that cannot change the policy.")
-    shadows: _Methods | None = _option(None, "Methods to watch with, without training on them.")
+    shadows: _Methods | None = config_field("shadows")
     exact_kl_every: int = _option(0, "Log exact KL every n-th generation; 0: never.")
 
     def __post_init__(self) -> None:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationInfo
 
 from trustclip.constraints.schedule import Schedule
-from trustclip.engines.sampler import Sampler, as_sampler
-from trustclip.engines.served import Weights
+from trustclip.engines.sampler import Sampler
+from trustclip.engines.settings import EngineSettings, Part
 from trustclip.support.checked import (
     NUMBER,
     Count,
@@ -60,45 +60,17 @@ LearningRate = Annotated[Positive, AfterValidator(_at_most_one)]
 
 
 def _twice_the_rank(value: int | None, info: ValidationInfo) -> int:
-    alpha = info.data["lora"].alpha if "lora" in info.data else None
-    if alpha is not None:
-        if value not in (None, alpha):
-            raise ValueError(f"and `lora.alpha` = {alpha} are one setting: give one of them")
-        return alpha
     # Without adapters it has no effect, and stays what earlier releases recorded.
     return 2 * (info.data.get("lora_r") or 32) if value is None else value
 
 
-def _rank(value: int, info: ValidationInfo) -> int:
-    rank = info.data["lora"].r if "lora" in info.data else None
-    if rank is None or value == rank:
-        return value
-    if value not in (0, 32):  # the defaults
-        raise ValueError(f"and `lora.r` = {rank} are one setting: give one of them")
-    return rank
-
-
-LoraRank = Annotated[Whole, Field(validate_default=True), AfterValidator(_rank)]
 LoraAlpha = Annotated[Count | None, Field(validate_default=True), AfterValidator(_twice_the_rank)]
 
 if TYPE_CHECKING:
-    from trustclip.constraints.base import Method as Part
     from trustclip.train.problems.verify.chosen import RewardSpec
 
-    Parts = tuple[Part, ...]
     Rewards = str | Sequence[str | Mapping[str, Any]]
 else:
-
-    def _method(value: object) -> Any:
-        from trustclip.constraints.registry import as_method
-
-        return as_method(value)
-
-    def _methods(value: Any) -> Any:
-        value = yaml_list(value) if isinstance(value, str) else value
-        if not isinstance(value, list | tuple):
-            raise ValueError(f"should be a list of methods, got {value!r}")
-        return tuple(map(_method, value))
 
     def _reward(value: Any) -> Any:
         from trustclip.train.problems.verify.chosen import canonical
@@ -107,11 +79,6 @@ else:
             value = yaml_list(value)
         return canonical(value)
 
-    #: `trustclip.constraints.registry.Part` without its import of PyTorch, which help waits for;
-    #: to the command line it is text.
-    Part = Annotated[str, PlainValidator(_method), Field(validate_default=True)]
-    #: Several of them; to the command line, names separated by commas.
-    Parts = Annotated[str, PlainValidator(_methods), Field(validate_default=True)]
     #: What `trustclip.train.problems.verify.chosen` reads, in its plain form; to the command line,
     #: text.
     Rewards = Annotated[str, PlainValidator(_reward)]
@@ -210,17 +177,13 @@ def _usual_lora(value: Any) -> bool:
 
 @checked
 class Lora:
-    """LoRA adapters, by PEFT's names (without `lora_`, which those of the stage have).
+    """LoRA adapters beyond their rank and scale (`lora_r`, `lora_alpha`), by PEFT's names.
 
     Example:
-      >>> Lora(r=16, target_modules="q_proj, v_proj").target_modules
+      >>> Lora(target_modules="q_proj, v_proj").target_modules
       ('q_proj', 'v_proj')
     """
 
-    r: Count | None = None
-    """Rank; the same setting as lora_r."""
-    alpha: Count | None = None
-    """The adapters are scaled by alpha / r; 2 r when unset. The same setting as lora_alpha."""
     dropout: Annotated[float, Field(ge=0, lt=1), NUMBER] = 0.0
     """Dropout of the adapters; fine-tuning only, because it would move the ratio of every token."""
     target_modules: Annotated[tuple[str, ...] | str, BeforeValidator(_modules)] = "all-linear"
@@ -255,7 +218,7 @@ class Training(Problems):
     """Weight decay of AdamW."""
     lora: Annotated[Lora, Since(before=Lora(), same=_usual_lora)] = Lora()
     """LoRA adapters beyond their rank: {target_modules: [q_proj, v_proj], use_rslora: true}."""
-    lora_r: LoraRank = 0
+    lora_r: Whole = 0
     """Rank of LoRA adapters; 0 trains all weights."""
     lora_alpha: LoraAlpha = None
     """LoRA alpha: the adapters are scaled by alpha / r; 2 r when unset."""
@@ -320,22 +283,12 @@ class SFTSettings(SFTStage, Place):
 
 
 @checked
-class RLStage(Training, Rewarded):
+class RLStage(Training, EngineSettings, Rewarded):
     """Reinforcement learning with verified rewards under a policy-divergence constraint.
 
     Defaults are those of the ATR-GRPO paper (its Table 4) where it states them.
     """
 
-    method: ToEngine[Part] = cast("Part", "atr")
-    """The constraint: a name listed by `trustclip methods`, "package.module:Class", or a mapping of
-    `name` and hyper-parameters; --method.NAME VALUE sets a hyper-parameter."""
-    shadows: ToEngine[
-        Annotated[
-            Parts, Neutral("methods that only watch; the training is the same to the last bit")
-        ]
-    ] = cast("Parts", "")
-    """Methods that only watch, such as "atr, {name: clip, epsilon: 0.1}": what they would have
-    kept of the same tokens is in metrics.jsonl, `explain` and the report."""
     reward: Rewards = "correct"
     """1 for a correct final answer and 0 otherwise ("correct"); another built-in reward; a function
     of your own, "file.py:function" or "package.module:function"; or a list of these, each
@@ -358,8 +311,6 @@ class RLStage(Training, Rewarded):
     """Micro-batches per generation of samples; gradient-accumulation-steps when unset."""
     num_iterations: ToTrl[Count] = 2
     """Passes over each generation. At 1, with the default above, the ratio is always 1: inert."""
-    allow_inert: ToEngine[bool] = False
-    """Train even if the constraint can never act."""
     max_steps: ToTrl[Annotated[Count, Extends()]] = 1000
     """Optimizer updates."""
     learning_rate: ToTrl[LearningRate] = 5e-6
@@ -377,26 +328,9 @@ class RLStage(Training, Rewarded):
     top_p: ToTrl[UpToOne] = 1.0
     """Nucleus-sampling mass; below 1, samples follow the policy used in the ratio with `replay`
     alone."""
-    sampler: ToEngine[
-        Annotated[Sampler, Since(before=Sampler(), same=lambda value: as_sampler(value).exact)]
-    ] = Sampler()
-    """Sample from a rounded, quantised or older copy of the policy, to study a mismatch."""
-    replay: ToEngine[Annotated[bool, Since(before=False)]] = False
-    """Give every token its probability among those that the sampler could draw, where top-p or
-    top-k cut it off."""
-    candidates: ToEngine[Annotated[Whole | None, Since(before=None)]] = None
-    """Likeliest tokens of the sampler kept at each position, for `centered` and drift/*; 64 where
-    the method needs them, else none, when unset."""
-    server: ToEngine[Annotated[Weights, Since(before="none")]] = "none"
-    """Sample from a server with OpenAI's protocol: "reload" for a vLLM that takes the policy's
-    weights before each generation, "fixed" for one that keeps its own. See docs/sampler.md."""
-    server_url: ToEngine[
-        Annotated[str, Neutral("where the server is; what it samples from, `server` says")]
-    ] = "http://127.0.0.1:8000/v1"
-    """Address of that server, up to the version; the API key is read from OPENAI_API_KEY."""
     mask_truncated_completions: ToTrl[bool] = False
     """Exclude completions that reached the length limit from the loss."""
-    lora_r: LoraRank = 32
+    lora_r: Whole = 32
     """Rank of LoRA adapters; 0 trains all weights."""
     use_vllm: ToTrl[bool] = False
     """Generate with vLLM."""

@@ -1,0 +1,90 @@
+"""The settings that this library adds to TRL's, declared once. Imports neither PyTorch nor TRL.
+
+`ConstrainedGRPOConfig` has fields with these defaults and texts, and a stage of the training
+program inherits them.
+"""
+
+from dataclasses import field
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+from pydantic import Field, PlainValidator
+
+from trustclip.engines.sampler import Sampler, as_sampler
+from trustclip.engines.served import Weights
+from trustclip.support.checked import Whole, checked
+from trustclip.support.marks import Neutral, Since, ToEngine, descriptions
+from trustclip.support.yaml_files import yaml_list
+
+if TYPE_CHECKING:
+    from trustclip.constraints.base import Method as Part
+
+    Parts = tuple[Part, ...]
+else:
+
+    def _method(value: object) -> Any:
+        from trustclip.constraints.registry import as_method
+
+        return as_method(value)
+
+    def _methods(value: Any) -> Any:
+        value = yaml_list(value) if isinstance(value, str) else value
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"should be a list of methods, got {value!r}")
+        return tuple(map(_method, value))
+
+    #: `trustclip.constraints.registry.Part` without its import of PyTorch, which help waits for;
+    #: to the command line it is text.
+    Part = Annotated[str, PlainValidator(_method), Field(validate_default=True)]
+    #: Several of them; to the command line, names separated by commas.
+    Parts = Annotated[str, PlainValidator(_methods), Field(validate_default=True)]
+
+
+@checked
+class EngineSettings:
+    """What this library adds to TRL's settings, as far as the training program has it too."""
+
+    method: ToEngine[Part] = cast("Part", "atr")
+    """The constraint: a name listed by `trustclip methods`, "package.module:Class", or a mapping of
+    `name` and hyper-parameters, {name: atr, delta: 0.07}; --method.NAME VALUE sets a
+    hyper-parameter. In Python also a `trustclip.Method`; it is built once, and `to_dict` has the
+    mapping."""
+    shadows: ToEngine[
+        Annotated[
+            Parts, Neutral("methods that only watch; the training is the same to the last bit")
+        ]
+    ] = cast("Parts", "")
+    """Methods that only watch, such as "atr, {name: clip, epsilon: 0.1}": what they would have
+    kept of the same tokens is in metrics.jsonl, `explain` and the report."""
+    allow_inert: ToEngine[bool] = False
+    """Train although the schedule keeps the ratio at 1, where no constraint acts."""
+    sampler: ToEngine[
+        Annotated[Sampler, Since(before=Sampler(), same=lambda value: as_sampler(value).exact)]
+    ] = Sampler()
+    """Sample from a rounded, quantised or older copy of the policy, to study a mismatch: the fields
+    of `trustclip.engines.sampler.Sampler`."""
+    replay: ToEngine[Annotated[bool, Since(before=False)]] = False
+    """Give every token its probability among those that the sampler could draw there, where top-p
+    or top-k cut it off, so that trainer and sampler agree. These tokens then are the candidates.
+    Needs trustclip's head."""
+    candidates: ToEngine[Annotated[Whole | None, Since(before=None)]] = None
+    """Likeliest tokens of the sampler kept at each position, for `centered` and drift/*; what it
+    can draw beside them is modelled by the policy in training. 64 where the method needs them, else
+    none, when unset; a number of the vocabulary's size or more is all of it, exactly. Needs
+    trustclip's head."""
+    server: ToEngine[Annotated[Weights, Since(before="none")]] = "none"
+    """Sample from a server with OpenAI's protocol: "reload" for a vLLM in development mode, which
+    takes the policy's weights before each generation, "fixed" for any that names token ids with
+    log-probabilities and keeps its own weights. See docs/sampler.md."""
+    server_url: ToEngine[
+        Annotated[str, Neutral("where the server is; what it samples from, `server` says")]
+    ] = "http://127.0.0.1:8000/v1"
+    """Address of that server, up to the version; the API key is read from OPENAI_API_KEY."""
+
+
+def config_field(name: str, cls: type = EngineSettings) -> Any:
+    """A field of a configuration of TRL's kind, with the default and the text of a setting.
+
+    The text stands in the help of Transformers' HfArgumentParser.
+    """
+    default: Any = cls.__dataclass_fields__[name].default
+    return field(default=default, metadata={"help": descriptions(cls)[name]})

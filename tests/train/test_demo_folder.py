@@ -35,6 +35,7 @@ def test_a_stopped_demo_goes_on_in_its_folder(taken: Any) -> None:
     begun(DemoSettings())
     assert taken() == OWN and taken(generations=2) == Path(f"{OWN}-2")
     assert taken(seed=1) == Path("runs/demo-atr-seed1")
+    assert taken(model="smollm2") == Path("runs/demo-smollm2-atr-seed0")
 
 
 def test_a_demo_that_is_finished_or_runs_is_left_alone(taken: Any) -> None:

@@ -16,6 +16,7 @@ from trustclip.support.jsonl import read_jsonl
 from trustclip.train.problems.verify.chosen import (
     RewardError,
     canonical,
+    check_columns,
     make_reward,
     read_rewards,
     required_columns,
@@ -241,6 +242,8 @@ def test_a_missing_column_is_named_before_a_model_loads(folder, monkeypatch):
     done = trustclip("run", "missing.yaml", "--allow-code")
     assert done.returncode == 2
     assert "needs a column 'tone'" in done.stderr and "{tone: tome}" in done.stderr
+    with pytest.raises(ValueError, match="which `columns` takes as the answer: rename the param"):
+        check_columns(read_rewards("mine.py:polite"), ["answer"], "d.csv", {"answer": "tone"})
 
 
 def test_needs_and_plain_forms():

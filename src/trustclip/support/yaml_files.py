@@ -42,8 +42,9 @@ def load_yaml(path: Path, meant: Callable[[str], str] = lambda name: "") -> tupl
         raise ValueError(f"{str(path)!r} is a folder; name a YAML file in it.")
     if not path.is_file():
         siblings = path.parent.glob("*.yaml") if path.parent.is_dir() else ()
-        near = nearest(path.name, [other.name for other in siblings if other.is_file()])
-        hint = f"; did you mean {str(path.parent / near)!r}?" if near else meant(path.stem) or "."
+        near = nearest(path.stem, [other.stem for other in siblings if other.is_file()])
+        there = str(path.parent / f"{near}.yaml")
+        hint = f"; did you mean {there!r}?" if near else meant(path.stem) or "."
         raise ValueError(f"no file {str(path)!r}{hint}")
     lines: dict[Where, int] = {}
     try:

@@ -293,7 +293,7 @@ def test_problems(settings: EvalStage, run: RunDirectory | None = None) -> dict[
                 name, settings.data_dir, quarantine=run and run.quarantine, selection=selection
             )
         tasks[label] = problems[: settings.limit]
-        check_columns(settings.rewards, columns_of(problems[0]), name)
+        check_columns(settings.rewards, columns_of(problems[0]), name, settings.columns)
     return tasks
 
 
@@ -308,7 +308,8 @@ def _selection(settings: RLStage | EvalStage) -> RowSelection:
 
 def check_data(problems: Sequence[Problem], settings: RLStage) -> None:
     """Refuse problems without a column that the rewards read, before a model loads."""
-    check_columns(settings.rewards, columns_of(problems[0]), settings.dataset)
+    columns = columns_of(problems[0])
+    check_columns(settings.rewards, columns, settings.dataset, settings.columns)
 
 
 def columns_of(problem: Problem) -> dict[str, Any]:

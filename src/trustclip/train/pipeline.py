@@ -167,10 +167,14 @@ def demo(settings: DemoSettings, console: Console) -> RunDirectory:
     # A model this small gains nothing from threads, and their number would change the numbers.
     torch.set_num_threads(1)
     method = settings.method
-    default = Path(f"runs/demo-{method.name}-seed{settings.seed}")
+    model = "" if settings.model == "tiny" else f"{settings.model}-"
+    default = Path(f"runs/demo-{model}{method.name}-seed{settings.seed}")
     folder = settings.output_dir or Path(by_first(lambda: str(_free_folder(default, settings))))
-    console.print(f"{method}, seed {settings.seed}, run directory {folder}", highlight=False)
-    return run_recipe(demo_recipe(settings, folder), console)
+    announce(console, f"the demo of {method.name} on {settings.model} runs in {folder}")
+    run = run_recipe(demo_recipe(settings, folder), console)
+    for command, note in (("explain", "what the gate did"), ("report", "a page with figures")):
+        announce(console, f"next: trustclip {command} {folder}   # {note}")
+    return run
 
 
 def _free_folder(path: Path, settings: DemoSettings) -> Path:

@@ -86,17 +86,20 @@ def _grade(
 
 
 def _print(groups: Sequence[Group], stage: RLStage, tokenizer: Any, console: Console) -> None:
+    decides = any(one.reads_answer for one in stage.rewards)
     for number, group in enumerate(groups, start=1):
         gold = f", gold answer {group.problem.answer}" if group.problem.answer else ""
         console.print(f"\nproblem {number} of {len(groups)}{gold}", style="bold", highlight=False)
         _quote(rendered(tokenizer, group.problem.problem, stage.style), console)
         places = zip(group.completions, group.answers, group.rewards, strict=True)
         for place, (completion, answer, reward) in enumerate(places, start=1):
-            result = "no answer found" if answer is None else f"answer {answer}"
+            result = ""
+            if decides:  # else a reward of the user's own may read another answer
+                result = ", no answer found" if answer is None else f", answer {answer}"
             cut = ", cut off" if completion.truncated else ""
             worth = "no reward" if reward is None else f"reward {reward:g}"
             announce(
-                console, f"completion {place}: {worth}, {result}, {completion.tokens} tokens{cut}"
+                console, f"completion {place}: {worth}{result}, {completion.tokens} tokens{cut}"
             )
             _quote(completion.text, console)
 
@@ -120,16 +123,18 @@ def _speed(groups: Sequence[Group], seconds: float, model: Any) -> str:
 
 def _conclude(groups: Sequence[Group], stage: RLStage, speed: str, console: Console) -> None:
     cut = [completion.truncated for group in groups for completion in group.completions]
-    answers = [answer for group in groups for answer in group.answers]
+    decides = any(one.reads_answer for one in stage.rewards)
+    answers = [answer for group in groups for answer in group.answers if decides]
     rewards = [reward for group in groups for reward in group.rewards if reward is not None]
     mixed = sum(len(set(group.rewards)) > 1 for group in groups)
     console.print()
     mean = f"mean reward {sum(rewards) / len(rewards):.3g}" if rewards else "no reward applies"
+    empty = f", {answers.count(None)} without an answer" if decides else ""
     announce(
         console,
         f"{len(cut)} completions of {len(groups)} problems: {mean}; {sum(cut)} cut off at "
-        f"{stage.max_completion_length} tokens, {answers.count(None)} without an answer; rewards "
-        f"differ within {mixed} of the problems",
+        f"{stage.max_completion_length} tokens{empty}; rewards differ within {mixed} of the "
+        "problems",
     )
     announce(console, speed)
     for finding in of_trial(cut, list(answers), [list(group.rewards) for group in groups]):

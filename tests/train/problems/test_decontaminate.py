@@ -191,6 +191,17 @@ def test_command_writes_report_clean_set_and_quarantine(tmp_path, capsys):
     assert json.loads(bad)["line"] == 3
 
 
+def test_command_takes_columns_of_other_names(tmp_path):
+    rows = [{"text": "What is 1+2?", "label": 3}, {"text": "What is 2+2?", "label": 4}]
+    for name in ("train", "test"):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "test")}
+    columns = {"problem": "text", "answer": "label"}
+    assert run(DecontaminateConfig(**files, out=tmp_path / "c.json", columns=columns)) == 0
+    assert len(json.loads((tmp_path / "c.json").read_text())["copies"]) == 2
+
+
 def test_command_refuses_to_write_over_a_source(tmp_path):
     train = tmp_path / "train.jsonl"
     for options, message in [

@@ -24,6 +24,11 @@ examples:
 
 #: Options of ``try`` that no recipe has.
 _OWN = ("n", "each")
+#: Where a recipe has what ``try MODEL`` calls otherwise.
+_IN_RECIPE = {
+    "max_tokens": "rl.max_completion_length",
+    **{name: f"rl.{name}" for name in ("reward", "temperature", "top_p", "dataset", "split")},
+}
 
 
 def attempt(argv: Sequence[str]) -> int:
@@ -34,6 +39,7 @@ def attempt(argv: Sequence[str]) -> int:
         from trustclip.train.shipped import locate
 
         own = {name: changes.pop(name) for name in _OWN if name in changes}
+        changes = {_IN_RECIPE.get(name, name): value for name, value in changes.items()}
         recipe = load_recipe(locate(Path(positional[0])), changes)
         training, fine_tunes = recipe.rl, recipe.sft is not None
         place = {"model": recipe.model, "seed": recipe.seed, "dtype": recipe.dtype}

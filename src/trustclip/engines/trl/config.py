@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
 
-from trustclip.constraints.base import Method, Trait
+from trustclip.constraints.base import Method, Trait, methods
 from trustclip.constraints.candidates import DEFAULT
 from trustclip.constraints.registry import as_method, with_arguments
 from trustclip.constraints.schedule import Schedule
@@ -118,7 +118,8 @@ class ConstrainedGRPOConfig(GRPOConfig):
             allowed = get_args(kinds)
             if getattr(self, name) not in allowed:
                 raise ValueError(unknown(name, getattr(self, name), allowed))
-        chosen = as_method(with_arguments(self.method or "atr", self.method_args))  # type: ignore[arg-type]
+        spec = "atr" if self.method is None else self.method
+        chosen = as_method(with_arguments(spec, self.method_args))
         self.method, self.method_args = chosen, None
         self.sampler = asdict(as_sampler(self.sampler))
         self.shadows = shadows(self.shadows or (), chosen, supply(self))  # type: ignore[assignment]
@@ -287,9 +288,9 @@ def _server_conflicts(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[s
 def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
     """One sentence per setting that would be silently ignored or wrong."""
     if args.loss_type not in LOSS_TYPES:
-        yield unknown("loss_type", args.loss_type, LOSS_TYPES) + (
-            " TRL's other loss types include their own gate; here the method defines it."
-        )
+        others = " TRL's other loss types include their own gate; here the method defines it"
+        instead = f": method={args.loss_type!r}." if args.loss_type in methods() else "."
+        yield f"loss_type is {args.loss_type!r}; allowed: {', '.join(LOSS_TYPES)}.{others}{instead}"
     for name, instead in _REPLACED.items():
         default = GRPOConfig.__dataclass_fields__[name].default
         if getattr(args, name) != default:

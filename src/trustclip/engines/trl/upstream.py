@@ -245,8 +245,8 @@ def check_release(release: str, trainer: type) -> None:
             f"Install a tested release: {', '.join(TESTED)}."
         )
     warnings.warn(
-        f"trl {release} was not tested with this release of trustclip ({TESTED[0]} to "
-        f"{TESTED[-1]} were): it defines every member that is used here, in the known shape. The "
+        f"trl {release} was not tested with this release of trustclip ({', '.join(TESTED)} "
+        "were): it defines every member that is used here, in the known shape. The "
         "first update compares the gradient of its loss with the method's.",
         stacklevel=2,
     )

@@ -1,5 +1,6 @@
 """Test problems that occur in a training set: an n-gram index, then a close comparison."""
 
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,9 +15,10 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as config_dataclass
 
 from trustclip.support.jsonl import write_text
+from trustclip.support.marks import Dotted
 from trustclip.train.problems.alike import Tokens, bare, tokenize
 from trustclip.train.problems.problem import Problem
-from trustclip.train.problems.sources import load_problems
+from trustclip.train.problems.sources import RowSelection, load_problems
 
 #: Tokens in an n-gram of the index; a shorter text is one n-gram.
 NGRAM = 4
@@ -205,6 +207,8 @@ class DecontaminateConfig:
     """JSON report: ids of test problems with copies, with near ones, clean ones; all pairs."""
     write_clean: Path | None = None
     """JSON-lines file for the training problems that are no copies of test problems."""
+    columns: Annotated[dict[str, str], Dotted()] = dataclasses.field(default_factory=dict)
+    """Columns that hold the parts of a problem, in both sources, as in --columns.problem text."""
     near: bool = False
     """Also leave near problems out of that file: reworded ones, and others of one template."""
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.7
@@ -222,7 +226,12 @@ def run(config: DecontaminateConfig) -> int:
     """
     _check_outputs(config)
     quarantine = config.out.parent / "quarantine.jsonl"
-    load = partial(load_problems, max_bad_rows=config.max_bad_rows, quarantine=quarantine)
+    load = partial(
+        load_problems,
+        max_bad_rows=config.max_bad_rows,
+        quarantine=quarantine,
+        selection=RowSelection(config.columns),
+    )
     train, test = load(config.train, use="train"), load(config.test, use="test")
     report = decontaminate(train, test, threshold=config.threshold)
     config.out.parent.mkdir(parents=True, exist_ok=True)

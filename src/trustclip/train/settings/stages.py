@@ -581,7 +581,7 @@ class DemoSettings:
     sampler: Sampler = Sampler()
     """Sample from a rounded, quantised or older copy of the policy."""
     output_dir: Path | None = None
-    """Run directory; runs/demo-METHOD-seedSEED when unset."""
+    """Run directory; runs/demo-METHOD-seedSEED when unset, runs/demo-MODEL-... with "smollm2"."""
     generations: Count | None = None
     """Number of generations, each of 16 updates: 6 of 256 samples with "tiny" and 8 of 64 with
     "smollm2" when unset."""

@@ -338,8 +338,15 @@ class AsyncReward(Reward):
         return self._numbers(values, completions, columns)
 
 
-def check_columns(rewards: Iterable[RewardSpec], columns: Iterable[str], source: str) -> None:
+def check_columns(
+    rewards: Iterable[RewardSpec],
+    columns: Iterable[str],
+    source: str,
+    renamed: Mapping[str, str] | None = None,
+) -> None:
     """Refuse data without a column that a reward names in its signature.
+
+    ``renamed`` are the names that the user has given to columns, by part of a problem.
 
     Raises:
       ValueError: one is missing; the message has the nearest one.
@@ -349,6 +356,12 @@ def check_columns(rewards: Iterable[RewardSpec], columns: Iterable[str], source:
         for name in required_columns(spec):
             if name not in present:
                 near = nearest(name, present)
+                for part, column in (renamed or {}).items():
+                    if column == name:
+                        raise ValueError(
+                            f"the reward {spec.name!r} needs a column {name!r}, which `columns` "
+                            f"takes as the {part}: rename the parameter of the reward to {part!r}."
+                        )
                 raise ValueError(
                     f"the reward {spec.name!r} needs a column {name!r}, which {source} does not "
                     f"have; columns: {', '.join(present)}. Map one with `columns`: "

@@ -108,6 +108,24 @@ def figures(root: Path) -> dict[str, object]:
     }
 
 
+def parts() -> dict[str, int]:
+    """Lines of Python and of templates of each part of the repository that has a budget."""
+    folders = {
+        "train": ("src/trustclip/train",),
+        "cli": ("src/trustclip/cli",),
+        "lab": ("lab/src",),
+        "tests": ("tests", "lab/tests"),
+    }
+    whole = _lines("src/trustclip")
+    found = {part: sum(map(_lines, names)) for part, names in folders.items()}
+    return {"library": whole - found["train"] - found["cli"], **found}
+
+
+def _lines(folder: str) -> int:
+    files = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".j2")]
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+
+
 def table() -> str:
     """The figures of both packages as Markdown, for docs/architecture.md."""
     core, lab = (figures(source) for source in SOURCES)
@@ -126,4 +144,5 @@ if __name__ == "__main__":
         page.write_text(between.sub(table(), page.read_text("utf-8")), "utf-8")
     else:
         sources = [Path(name).resolve() for name in sys.argv[1:]] or SOURCES
-        print(json.dumps({source.name: figures(source) for source in sources}, indent=2))
+        shown = {source.name: figures(source) for source in sources}
+        print(json.dumps({**shown, "lines": parts()}, indent=2))

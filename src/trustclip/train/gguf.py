@@ -9,11 +9,10 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trustclip.support.names import unknown
+from trustclip.support.text import one_line
 from trustclip.train.settings.pretrained import PRETRAINED
 
 #: Raise it when the conversion changes, so that folders of an earlier one are not used.
@@ -44,11 +43,10 @@ def gguf_of(name: str) -> Path | None:
 
 
 def check_gguf(path: Path) -> None:
-    """Refuse a GGUF file from which no model can be made, reading its header alone.
+    """Refuse a file that is not there, or that nothing here can read.
 
     Raises:
-      ValueError: no such file, the package ``gguf`` is missing, the file is damaged or cut off, its
-        architecture is unknown to Transformers, or its tokenizer has no end token.
+      ValueError: no such file, or the package ``gguf`` is missing.
     """
     if not path.is_file():
         raise ValueError(f"no file {str(path)!r}.")
@@ -56,35 +54,6 @@ def check_gguf(path: Path) -> None:
         raise ValueError(
             f"{str(path)!r} is a GGUF file, which needs the package gguf: "
             "pip install 'trustclip[gguf]'."
-        )
-    state = path.stat()
-    _check(path, state.st_size, state.st_mtime_ns)
-
-
-@cache
-def _check(path: Path, size: int, mtime: int) -> None:
-    """`check_gguf` of a file in one state: seconds, and a suite asks for each of its recipes."""
-    from gguf import GGUFReader
-    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
-
-    try:
-        reader = GGUFReader(path)
-        architecture = reader.fields["general.architecture"].contents()
-        # A tensor that the file does not hold whole has fewer bytes than its shape asks for.
-        whole = all(tensor.data.nbytes == tensor.n_bytes for tensor in reader.tensors)
-    except (ValueError, KeyError, IndexError, OverflowError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{str(path)!r} is no GGUF file, or is damaged or cut off: {error}"
-        ) from error
-    if not whole or not reader.tensors:
-        raise ValueError(f"{str(path)!r} is cut off: it does not hold all of its tensors.")
-    models = sorted(set(GGUF_CONFIG_MAPPING) - {"general", "tokenizer"})
-    if architecture not in models:
-        raise ValueError(f"{str(path)!r}: {unknown('GGUF architecture', architecture, models)}")
-    if "tokenizer.ggml.eos_token_id" not in reader.fields:
-        raise ValueError(
-            f"{str(path)!r}: its tokenizer has no end token (tokenizer.ggml.eos_token_id), so no "
-            "completion would ever end."
         )
 
 
@@ -96,7 +65,8 @@ def convert(path: Path) -> Path:
     ``$XDG_CACHE_HOME/trustclip/models`` (``~/.cache`` where that is unset).
 
     Raises:
-      ValueError: see `check_gguf`; or Transformers cannot read the file.
+      ValueError: see `check_gguf`; or Transformers cannot read the file, because it is damaged or
+        cut off or of an unknown architecture; or its tokenizer has no end token.
     """
     try:
         with path.open("rb") as file:
@@ -131,7 +101,14 @@ def _write_folder(path: Path, folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(where, **file)
         model: Any = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, **file)
     except Exception as error:  # the tokenizers library raises this very class
-        raise ValueError(f"Transformers cannot read {str(path)!r}: {error}") from error
+        text = one_line(error) or type(error).__name__
+        raise ValueError(
+            f"Transformers cannot read {str(path)!r}; is it damaged or cut off? {text}"
+        ) from error
+    if tokenizer.eos_token is None:
+        raise ValueError(
+            f"{str(path)!r}: its tokenizer has no end token, so no completion would ever end."
+        )
     config = model.config
     for name in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(config, name):

@@ -12,7 +12,7 @@ from trustclip.support.terminal import announce, print_table
 from trustclip.train.checks import refuse
 from trustclip.train.data import show, test_problems, trained_with, unlike
 from trustclip.train.evaluation.backends.local import Backend, Local, Sampling
-from trustclip.train.evaluation.backends.vllm import VLLM, Engine
+from trustclip.train.evaluation.backends.vllm import VLLM
 from trustclip.train.evaluation.evaluate import Plan, evaluate, recover, scores_table
 from trustclip.train.evaluation.measures import Measures
 from trustclip.train.inputs import compare
@@ -105,7 +105,7 @@ def open_backend(settings: EvalSettings) -> Backend:
                 f"vLLM needs a whole model here, and {settings.model!r} is a LoRA adapter: "
                 "evaluate it with --backend transformers, or merge it first."
             )
-        engine = Engine(settings.vllm, settings.output_dir / "vllm.log")
-        return VLLM(base_of(settings.model), sampling, settings.style, settings.seed, engine)
+        model = base_of(settings.model)
+        return VLLM(model, sampling, settings.style, settings.seed, settings.vllm)
     model, tokenizer = load_model(settings.model, settings.style, settings.seed, settings.dtype)
     return Local(model, tokenizer, sampling, settings.batch_size)

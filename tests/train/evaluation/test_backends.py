@@ -239,6 +239,15 @@ def test_vllm_keeps_a_template_and_draws_once_when_greedy(vllm):
     assert found == [[Completion("one/0", 1, truncated=False)] * 3]
 
 
+def test_vllm_that_fails_is_one_sentence_with_what_helps(vllm, monkeypatch):
+    def dead(self, **_):
+        raise RuntimeError("Engine core initialization failed.\nSee root cause above.")
+
+    monkeypatch.setattr(sys.modules["vllm"].LLM, "__init__", dead)
+    with pytest.raises(ValueError, match=r"RuntimeError: Engine core .*--vllm\.max-model-len"):
+        VLLM("org/model", SAMPLING, "solution", seed=3)
+
+
 def test_vllm_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ValueError, match=r"pip install 'trustclip\[vllm\]'"):

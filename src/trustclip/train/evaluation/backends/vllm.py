@@ -2,12 +2,7 @@
 
 import contextlib
 import json
-import os
-import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn
 
 from trustclip.support.names import unknown
@@ -29,31 +24,15 @@ CODE = {
     *("logits_processors", "io_processor_plugin", "reasoning_parser_plugin"),
     *("kv_transfer_config", "ec_transfer_config", "pooler_config", "stat_loggers"),
 }
-#: A line of a log that names an exception: its class and its message.
-_ERROR = re.compile(r"(?:^|[\s\]])((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): (\S.*)")
-#: What vLLM raises over another error, which it has printed before.
-_ABOVE = re.compile(r"Engine core|EngineDead|EngineCore encountered|See root cause|failed to start")
-
-
-@dataclass(frozen=True)
-class Engine:
-    """How an engine is built."""
-
-    #: Of vLLM's ``EngineArgs``, by name, with hyphens or underscores.
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    #: A file for what vLLM prints; None leaves that on the terminal.
-    log: Path | None = None
-
-
-DEFAULT = Engine()
 
 
 class VLLM:
     """A model in vLLM. Prompts of one batch run together: a large ``batch_size`` pays.
 
+    ``arguments`` are those of vLLM's ``EngineArgs``, by name, with hyphens or underscores.
+
     Raises:
-      ValueError: vLLM is not installed or refuses an argument, or the engine fails, with vLLM's
-        last error.
+      ValueError: vLLM is not installed or refuses an argument, or the engine fails.
 
     References:
       https://docs.vllm.ai/en/latest/api/vllm/entrypoints/llm.html
@@ -65,14 +44,13 @@ class VLLM:
         sampling: Sampling,
         style: str | PromptStyle,
         seed: int,
-        engine: Engine = DEFAULT,
+        arguments: Mapping[str, Any] | None = None,
     ) -> None:
         vllm = _package()
         self._params: Any = vllm.SamplingParams
-        self._log = engine.log
-        arguments = _parse(vllm, engine.arguments)
-        with _reporting(self._log):
-            self._llm: Any = vllm.LLM(model=model, seed=seed, **arguments)
+        parsed = _parse(vllm, arguments or {})
+        with _one_sentence():
+            self._llm: Any = vllm.LLM(model=model, seed=seed, **parsed)
         self._sampling = sampling
         tokenizer = self._llm.get_tokenizer()
         set_chat_template(tokenizer, style)
@@ -93,8 +71,7 @@ class VLLM:
 
     def close(self) -> None:
         """End the engine's processes, which would otherwise be killed at exit, with warnings."""
-        with _reporting(self._log):
-            self._llm.llm_engine.engine_core.shutdown()
+        self._llm.llm_engine.engine_core.shutdown()
 
     def generate(
         self, prompts: Sequence[Conversation], n: int, seed: int
@@ -114,7 +91,7 @@ class VLLM:
             )
             for number in range(len(prompts))
         ]
-        with _reporting(self._log):
+        with _one_sentence():
             replies = self._llm.chat(
                 list(prompts), params, chat_template=self._template, use_tqdm=False
             )
@@ -230,59 +207,14 @@ def _name(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def _reporting(log: Path | None) -> Iterator[None]:
-    """Send what this process and its children print to a file; one sentence where vLLM fails."""
-    start = log.stat().st_size if log and log.exists() else 0
-    with _printing_to(log):
-        try:
-            yield
-        except Exception as error:
-            failure = error
-        else:
-            return
-    text = log.read_bytes()[start:].decode(errors="replace") if log else ""
-    raise ValueError(_explain(failure, text) + (f" Full log: {log}." if log else "")) from failure
-
-
-@contextlib.contextmanager
-def _printing_to(log: Path | None) -> Iterator[None]:
-    if log is None:
-        yield
-        return
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    copies = [(number, os.dup(number)) for number in (1, 2)]
-    with log.open("ab") as file:
-        for number, _ in copies:
-            os.dup2(file.fileno(), number)
+def _one_sentence() -> Iterator[None]:
+    """What vLLM raises, as a ValueError; its processes have printed the cause before."""
     try:
         yield
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):
-                stream.flush()
-        for number, copy in copies:
-            os.dup2(copy, number)
-            os.close(copy)
-
-
-def _explain(failure: Exception, log: str) -> str:
-    """vLLM's last error as a sentence, and what helps against it.
-
-    Example:
-      >>> _explain(RuntimeError("Engine core initialization failed. See root cause above."),
-      ...          "(EngineCore) ERROR [core.py:9] torch.OutOfMemoryError: CUDA out of memory.")
-      'vLLM failed: OutOfMemoryError: CUDA out of memory. Less memory: --vllm.max-model-len, \
---vllm.gpu-memory-utilization, --vllm.tensor-parallel-size, --vllm.enforce-eager true.'
-    """
-    text = f"{type(failure).__name__}: {failure}"
-    if _ABOVE.search(text):
-        errors = [(kind.rpartition(".")[2], words) for kind, words in _ERROR.findall(log)]
-        causes = [f"{kind}: {words}" for kind, words in errors if not _ABOVE.search(words + kind)]
-        text = causes[-1] if causes else f"its engine died without an error (killed?). {failure}"
-    text = one_line(text).rstrip(".")
-    memory = re.search(r"memory|killed|KV cache|max_model_len|max seq len", text, re.IGNORECASE)
-    names = ("max-model-len", "gpu-memory-utilization", "tensor-parallel-size")
-    helps = ", ".join(f"--vllm.{name}" for name in names)
-    more = f" Less memory: {helps}, --vllm.enforce-eager true." if memory else ""
-    return f"vLLM failed: {text}.{more}"
+    except Exception as error:
+        text = one_line(f"{type(error).__name__}: {error}").rstrip(".")
+        raise ValueError(
+            f"vLLM failed, for the reason that it printed above: {text}. If it ran out of memory, "
+            "lower --vllm.max-model-len or --vllm.gpu-memory-utilization, or set "
+            "--vllm.tensor-parallel-size or --vllm.enforce-eager true."
+        ) from error

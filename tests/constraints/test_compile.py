@@ -22,8 +22,7 @@ import trustclip as tc
 PURE = [
     name
     for name in tc.methods()
-    if (one := tc.method(name)).statistics_over is None
-    and tc.Trait.MOVES_CANDIDATES not in one.traits
+    if (one := tc.method(name)).statistics_over is None and "candidates" not in one.requires
 ]
 
 

@@ -13,7 +13,7 @@ from method_cases import random_batch
 
 import trustclip as tc
 from trustclip.cli.commands.experiments import settings as read
-from trustclip.constraints import controllers, diagnostics
+from trustclip.constraints import base, controllers, diagnostics
 from trustclip.constraints.adaptive import Adaptive
 from trustclip.train.settings.stages import RLSettings
 
@@ -27,7 +27,7 @@ def atr(**settings) -> Adaptive:
 
 
 def adapts(method: tc.Method) -> bool:
-    return tc.Trait.ADAPTS in method.traits
+    return base.adapts(method)
 
 
 def delta(method: tc.Method) -> float:

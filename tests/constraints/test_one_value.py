@@ -10,6 +10,7 @@ from test_recipe_files import written
 import trustclip as tc
 from trustclip.cli.arguments import changes_of
 from trustclip.cli.commands.experiments import settings
+from trustclip.constraints.base import adapts
 from trustclip.constraints.registry import as_method
 from trustclip.methods.atr import ATR
 from trustclip.train.files import ALIASES, as_mapping, load_recipe
@@ -86,7 +87,7 @@ def test_parts_and_controllers_are_values_too(tmp_path):
     _, changes = changes_of(words, Recipe, ALIASES)
     method = load_recipe(written(tmp_path), changes).rl.method
     assert method == tc.method("both", second=tc.method("atr", delta=gate))
-    assert tc.Trait.ADAPTS in method.traits
+    assert adapts(method)
     text = yaml.safe_dump(as_mapping(load_recipe(written(tmp_path), changes)))
     assert load_recipe(written(tmp_path, text)).rl.method == method
 

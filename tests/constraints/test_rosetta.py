@@ -44,7 +44,7 @@ def gradient_of_formula(engine: str, row: rosetta.Row, batch: tc.TokenBatch) -> 
 
 def coefficients(method: tc.Method, batch: tc.TokenBatch) -> torch.Tensor:
     """The same of a method."""
-    if tc.Trait.MOVES_CANDIDATES not in method.traits:
+    if "candidates" not in method.requires:
         return tc.coefficient(method, batch)
     own, further, _ = gradient_with_candidates(method, batch)
     return torch.cat([own[..., None], further], dim=2)

@@ -102,7 +102,7 @@ def test_its_price_adapts_and_the_inner_threshold_too() -> None:
 def test_traits_are_joined_and_no_trainer_is_its_twin() -> None:
     method = tc.method("clip") + tc.penalty("k2", 1e-3)
     assert method.twins == {}
-    assert tc.Trait.CUTS in method.traits and tc.Trait.CLIPS_TOKENS not in method.traits
+    assert tc.Trait.CUTS in method.traits and tc.Trait.CLIPS not in method.traits
     assert tc.Trait.MOVES_WITHOUT_ADVANTAGE | tc.Trait.REVERSES in method.traits
     assert tc.interval(method) == tc.interval("clip")
     assert method.requires == ()

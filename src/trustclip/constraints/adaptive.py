@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import InstanceOf
 from torch import Tensor
 
-from trustclip.constraints.base import Method, Reduce, Trait, definition, methods
+from trustclip.constraints.base import Method, Reduce, definition, methods
 from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 from trustclip.constraints.compose import Composite
 from trustclip.constraints.controllers import NAMED, Controller, PerToken, Target, controller
@@ -119,11 +119,6 @@ class Adaptive(Composite):
         also = [name for _, one in self.controllers for name in one.requires]
         return tuple(dict.fromkeys((*self.inner.requires, *also)))
 
-    @property
-    def traits(self) -> Trait:
-        by_update = any(isinstance(one, Target) for _, one in self.controllers)
-        return super().traits | (Trait.ADAPTS if by_update else Trait(0))
-
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         for name, one in self.controllers:
             if isinstance(one, PerToken):
@@ -160,12 +155,13 @@ class Adaptive(Composite):
         return replace(self, inner=inner)  # type: ignore[type-var]
 
     def state(self) -> dict[str, Any]:
-        own = {name: getattr(self.inner, name) for name, _ in self.controllers}
-        return {**super().state(), "thresholds": own}
+        targets = [name for name, one in self.controllers if isinstance(one, Target)]
+        own = {name: getattr(self.inner, name) for name in targets}
+        return {**super().state(), **({"thresholds": own} if own else {})}
 
     def restored(self, state: Mapping[str, Any]) -> Self:
         inner = self.inner.restored(state.get("inner", {}))
-        inner = replace(inner, **state["thresholds"])  # type: ignore[type-var]
+        inner = replace(inner, **state.get("thresholds", {}))  # type: ignore[type-var]
         return replace(self, inner=inner)  # type: ignore[type-var]
 
     def to_dict(self) -> dict[str, Any]:

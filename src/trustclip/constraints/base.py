@@ -71,29 +71,21 @@ class Trait(enum.Flag):
     NEEDS_KL_GRADIENT = enum.auto()
     #: The weight corrects for the engine that sampled, so no trainer may do it again.
     CORRECTS_SAMPLER = enum.auto()
-    #: `Method.after` can return another method than this one.
-    ADAPTS = enum.auto()
     #: The gate or the weight reads the probability of a token, not only its ratio, so that a
     #: density cannot take its place.
     READS_PROBABILITY = enum.auto()
     #: ``delta`` bounds an estimate of the token's KL divergence, in nats.
     ESTIMATES_KL = enum.auto()
     #: PPO's clip with the bounds of `Method.log_interval`: the gate is outward and nothing else
-    #: cuts, and a kept token weighs by its ratio.
-    CLIPS_TOKENS = enum.auto()
-    #: The same of the sequence's length-normalised ratio.
-    CLIPS_SEQUENCES = enum.auto()
+    #: cuts, and a kept token weighs by its ratio; with `SEES_OTHERS`, by its sequence's.
+    CLIPS = enum.auto()
     #: The coefficient of a token depends on other tokens of its prefix or sequence.
     SEES_OTHERS = enum.auto()
     #: The weight compares the old policy with the one that sampled, and does nothing where they are
     #: one.
     WEIGHS_OLD_POLICY = enum.auto()
-    #: Tokens that were not sampled get a gradient, too, through ``batch.candidates``.
-    MOVES_CANDIDATES = enum.auto()
-    #: Measures turns, and takes every gap in the mask for a reply of a tool.
-    SEES_TURNS = enum.auto()
     #: Traits that a composite method does not inherit from its parts.
-    ALONE = ESTIMATES_KL | CLIPS_TOKENS | CLIPS_SEQUENCES | WEIGHS_OLD_POLICY
+    ALONE = ESTIMATES_KL | CLIPS | WEIGHS_OLD_POLICY
 
 
 def clips(side: Side, level: Level = "token") -> Trait:
@@ -101,9 +93,7 @@ def clips(side: Side, level: Level = "token") -> Trait:
 
     A strict gate is no clip of any trainer, nor is one of a ``"prefix"`` or a ``"turn"``.
     """
-    if side == "strict" or level in ("prefix", "turn"):
-        return Trait(0)
-    return Trait.CLIPS_TOKENS if level == "token" else Trait.CLIPS_SEQUENCES
+    return Trait(0) if side == "strict" or level in ("prefix", "turn") else Trait.CLIPS
 
 
 def spans(level: str) -> Trait:
@@ -113,8 +103,7 @@ def spans(level: str) -> Trait:
       >>> Trait.SEES_OTHERS in spans("sequence"), spans("token") == Trait(0)
       (True, True)
     """
-    turns = Trait.SEES_TURNS if level == "turn" else Trait(0)
-    return Trait(0) if level == "token" else Trait.SEES_OTHERS | turns
+    return Trait(0) if level == "token" else Trait.SEES_OTHERS
 
 
 def anchor_fields(anchor: str) -> tuple[str, ...]:
@@ -164,8 +153,11 @@ class Method(ABC):
 
     @property
     def requires(self) -> tuple[str, ...]:
-        """Optional fields of `TokenBatch` that the method cannot do without."""
-        return ()
+        """Optional fields of `TokenBatch` that the method cannot do without.
+
+        Those of its field ``anchor``, if it has one, unless overridden.
+        """
+        return anchor_fields(getattr(self, "anchor", "old"))
 
     @property
     def top_k(self) -> int | None:
@@ -181,10 +173,9 @@ class Method(ABC):
     def twins(self) -> Twins:
         """Settings of stock trainers with this very gradient, by trainer; each proved by a test.
 
-        Derived from `log_interval` for a method with `Trait.CLIPS_TOKENS` or
-        `Trait.CLIPS_SEQUENCES`. The aggregation is among them only where the trainer ties it to
-        the constraint, or the method's source does. ``"trustclip"`` is another method with the
-        same gradient.
+        Derived from `log_interval` for a method with `Trait.CLIPS`. The aggregation is among them
+        only where the trainer ties it to the constraint, or the method's source does.
+        ``"trustclip"`` is another method with the same gradient.
 
         Example:
           >>> import trustclip as tc
@@ -193,12 +184,10 @@ class Method(ABC):
           >>> tc.method("clip", side="strict").twins
           {}
         """
-        if Trait.CLIPS_TOKENS in self.traits:
-            twins = clip_twins(self.log_interval())
-        elif Trait.CLIPS_SEQUENCES in self.traits:
-            twins = sequence_clip_twins(self.log_interval())
-        else:
+        if Trait.CLIPS not in self.traits:
             return {}
+        of_sequences = Trait.SEES_OTHERS in self.traits
+        twins = (sequence_clip_twins if of_sequences else clip_twins)(self.log_interval())
         return {trainer: twin for trainer, twin in twins.items() if twin.get("name") != self.name}
 
     def value(self, name: str) -> Any:
@@ -375,6 +364,29 @@ def of_own_token(method: Method) -> bool:
     values = [getattr(method, f.name) for f in fields(method)]  # type: ignore[arg-type]
     parts = [value for value in values if isinstance(value, Method)]
     return all(map(of_own_token, parts)) and not any(isinstance(v, Tensor) for v in values)
+
+
+def adapts(method: Method) -> bool:
+    """Whether `Method.after` can return another method than this one.
+
+    Example:
+      >>> import trustclip as tc
+      >>> held = tc.controllers.target_gate(share=0.02)
+      >>> adapts(tc.method("atr", delta=held)), adapts(tc.method("atr"))
+      (True, False)
+    """
+    return bool(method.state())
+
+
+def moves_candidates(method: Method) -> bool:
+    """Whether tokens that were not sampled get a gradient, too, through ``batch.candidates``.
+
+    Example:
+      >>> import trustclip as tc
+      >>> moves_candidates(tc.method("centered")), moves_candidates(tc.method("atr"))
+      (True, False)
+    """
+    return "candidates" in method.requires
 
 
 def need_p_old(p_old: Tensor | None, name: str) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor
 
-from trustclip.constraints.base import Method, Reduce, Trait
+from trustclip.constraints.base import Method, Reduce, Trait, moves_candidates
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.masked import zero_masked
 from trustclip.constraints.twins import CORRECTION, Twins
@@ -39,7 +39,7 @@ class Composite(Method):
 
     def __post_init__(self) -> None:
         for part in self.parts:
-            if Trait.MOVES_CANDIDATES in part.traits and not self.only_adds:
+            if moves_candidates(part) and not self.only_adds:
                 raise ValueError(
                     f"{part.name!r} must be the outermost method, because its drift is that of "
                     f"everything that weighs or cuts a token: {part.name}(inner={self.name}(...))."
@@ -184,7 +184,8 @@ def corrected_twins(
             bounds[f"{prefix}_clip_min"] = floor
         mode = f"{level}_{'truncate' if truncated else 'mask'}"
         twins["TRL"] = trl | {"use_vllm": True, f"{prefix}_mode": mode} | bounds
-    clips_tokens = Trait.CLIPS_TOKENS in inner.traits  # so verl's clip, one gradient per token
+    # verl's clip, with one gradient per token.
+    clips_tokens = Trait.CLIPS in inner.traits and Trait.SEES_OTHERS not in inner.traits
     if verl is not None and clips_tokens and (truncated or floor is not None):
         threshold = ceiling if truncated else f"{floor}_{ceiling}"
         correction = {"rollout_is": level, "rollout_is_threshold": threshold}

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trustclip.constraints.base import Method, Trait, of_own_token
+from trustclip.constraints.base import Method, Trait, moves_candidates, of_own_token
 from trustclip.constraints.batch import Metrics, TokenBatch
 from trustclip.constraints.candidates import Candidates
 from trustclip.constraints.compiled import constant
@@ -169,7 +169,7 @@ def centering_problem(method: Method) -> str | None:
         return "the anchor's log-probability is known for the sampled token alone"
     if any(name.startswith("top_k_") for name in method.requires):
         return "its divergence is of the likeliest tokens and the sampled one"
-    if Trait.MOVES_CANDIDATES in method.traits:
+    if moves_candidates(method):
         return "it moves tokens that were not sampled itself"
     if Trait.NEEDS_KL_GRADIENT in method.traits:
         return "the gradient of the full KL takes part"
@@ -206,7 +206,7 @@ def drift_metrics(batch: TokenBatch, method: Method) -> Metrics:
     """
     if batch.candidates is None:
         return {}
-    while isinstance(method, Composite) and Trait.MOVES_CANDIDATES in method.traits:
+    while isinstance(method, Composite) and moves_candidates(method):
         method, batch = method.parts[0], method.of_part(0, batch)
     if batch.candidates is None or centering_problem(method) is not None:
         return {}

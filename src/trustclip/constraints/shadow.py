@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trustclip.constraints.base import Method, Trait
+from trustclip.constraints.base import Method, Trait, adapts, moves_candidates
 from trustclip.constraints.batch import SUPPLIERS, Surrogate, TokenBatch
 from trustclip.constraints.diagnostics import (
     P_OLD_EDGES,
@@ -105,12 +105,12 @@ micro-batch.
         return (
             f"{start}: it decides by statistics over all ranks, and a shadow sees one micro-batch."
         )
-    if Trait.ADAPTS in method.traits:
+    if adapts(method):
         return (
             f"{start}: its threshold adapts to what its own gate did, and a shadow's gate does "
             "nothing; give the threshold as a number."
         )
-    if method.traits & (Trait.NEEDS_KL_GRADIENT | Trait.MOVES_CANDIDATES):
+    if Trait.NEEDS_KL_GRADIENT in method.traits or moves_candidates(method):
         return f"{start}: its update is not a weight on each sampled token alone."
     return None
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from trustclip.constraints.base import Method, Trait
+from trustclip.constraints.base import Method, Trait, adapts
 from trustclip.constraints.batch import SUPPLIERS
 
 _TRL = "train it with trustclip.engines.trl"
@@ -96,7 +96,8 @@ loss; train it with trustclip.engines.trl.
             f"{start} compares the old policy with the one that sampled, and in {engine} they are "
             f"the same: {weigh[0]!r} would do nothing; name its inner method instead."
         )
-    if Trait.SEES_TURNS in method.traits and supply.no_turns:
+    turns = any(getattr(one, "level", None) == "turn" for one in parts_of(method))
+    if turns and supply.no_turns:
         return f"{start} measures turns, and {supply.no_turns}; use level 'sequence' or 'token'."
     if method.statistics_over is not None and not supply.whole_loop:
         return (
@@ -104,7 +105,7 @@ loss; train it with trustclip.engines.trl.
             f"{method.statistics_over.replace('_', '-')}), and {engine} passes one "
             f"micro-batch of one rank to a policy loss; {_TRL}."
         )
-    if Trait.ADAPTS in method.traits and not supply.whole_loop:
+    if adapts(method) and not supply.whole_loop:
         return (
             f"{start} has a threshold that adapts, and {engine} passes a policy loss neither "
             f"the metrics of all ranks nor the end of an update; {_TRL}."

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from trustclip.constraints.base import Trait
+from trustclip.constraints.base import moves_candidates
 from trustclip.findings.course import Course
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import mean, percent, values
@@ -14,7 +14,7 @@ def of_run(course: Course) -> Iterator[Finding]:
     if not values(rows, "drift/share"):
         return
     share, pull = mean(rows, "drift/share"), mean(rows, "drift/pull")
-    centred = course.method is not None and Trait.MOVES_CANDIDATES in course.method.traits
+    centred = course.method is not None and moves_candidates(course.method)
     signs = [
         f"{mean(rows, f'drift/pull_{sign}'):+.2g} per unit of {sign} advantage"
         for sign in ("positive", "negative")

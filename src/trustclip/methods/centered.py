@@ -81,10 +81,6 @@ class Centered(Composite):
                 "and that pull would be taken away; add a penalty to the centered method."
             )
 
-    @property
-    def traits(self) -> Trait:
-        return super().traits | Trait.MOVES_CANDIDATES
-
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return self.inner.log_interval(p_old)
 

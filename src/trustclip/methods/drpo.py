@@ -5,7 +5,6 @@ from trustclip.constraints.base import (
     Method,
     Positive,
     Trait,
-    anchor_fields,
     anchor_traits,
     definition,
 )
@@ -54,10 +53,6 @@ class DRPO(Method):
 
     delta: Positive = 12.5
     anchor: Anchor = "old"
-
-    @property
-    def requires(self) -> tuple[str, ...]:
-        return anchor_fields(self.anchor)
 
     @property
     def traits(self) -> Trait:

@@ -3,7 +3,7 @@
 import math
 
 from trustclip.constraints import gates
-from trustclip.constraints.base import Method, Trait, anchor_fields, anchor_traits, definition
+from trustclip.constraints.base import Method, Trait, anchor_traits, definition
 from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
 from trustclip.constraints.masked import safe_exp
 from trustclip.constraints.twins import Twins, clip_twins
@@ -38,10 +38,6 @@ class ImportanceSampling(Method):
     """
 
     anchor: Anchor = "old"
-
-    @property
-    def requires(self) -> tuple[str, ...]:
-        return anchor_fields(self.anchor)
 
     @property
     def traits(self) -> Trait:

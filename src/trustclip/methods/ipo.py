@@ -8,7 +8,6 @@ from trustclip.constraints.base import (
     Method,
     Positive,
     Trait,
-    anchor_fields,
     anchor_traits,
     definition,
     need_p_old,
@@ -63,10 +62,6 @@ class IPO(Method):
     delta: Positive = 0.3
     ceiling: AboveOne | None = 1e4
     anchor: Anchor = "rollout"
-
-    @property
-    def requires(self) -> tuple[str, ...]:
-        return anchor_fields(self.anchor)
 
     @property
     def traits(self) -> Trait:

@@ -10,7 +10,6 @@ from trustclip.constraints.base import (
     Positive,
     Reduce,
     Trait,
-    anchor_fields,
     anchor_traits,
     definition,
 )
@@ -65,10 +64,6 @@ class M2PO(Method):
     budget: Positive = 0.04
     side: gates.Side = "outward"
     anchor: Anchor = "old"
-
-    @property
-    def requires(self) -> tuple[str, ...]:
-        return anchor_fields(self.anchor)
 
     @property
     def traits(self) -> Trait:

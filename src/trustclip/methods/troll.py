@@ -74,7 +74,7 @@ class TROLL(Method):
     @property
     def traits(self) -> Trait:
         pull = Trait.MOVES_WITHOUT_ADVANTAGE if self.alpha else Trait(0)
-        own = Trait.MOVES_CANDIDATES | Trait.REVERSES | Trait.READS_PROBABILITY
+        own = Trait.REVERSES | Trait.READS_PROBABILITY
         return Trait.CUTS | own | pull
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:

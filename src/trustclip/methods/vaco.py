@@ -8,7 +8,6 @@ from trustclip.constraints.base import (
     Method,
     Positive,
     Trait,
-    anchor_fields,
     anchor_traits,
     definition,
 )
@@ -55,10 +54,6 @@ class VACO(Method):
 
     delta: Positive = 0.02
     anchor: Anchor = "rollout"
-
-    @property
-    def requires(self) -> tuple[str, ...]:
-        return anchor_fields(self.anchor)
 
     @property
     def traits(self) -> Trait:

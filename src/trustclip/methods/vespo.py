@@ -8,7 +8,6 @@ from trustclip.constraints.base import (
     Method,
     Positive,
     Trait,
-    anchor_fields,
     anchor_traits,
     definition,
 )
@@ -67,10 +66,6 @@ class VESPO(Method):
     @property
     def traits(self) -> Trait:
         return Trait.SEES_OTHERS | anchor_traits(self.anchor)
-
-    @property
-    def requires(self) -> tuple[str, ...]:
-        return anchor_fields(self.anchor)
 
     @property
     def twins(self) -> Twins:

@@ -54,7 +54,7 @@ def interval(chosen: Method) -> dict[str, Any] | None:
       >>> round(math.exp(found["low"]["at"][k]), 6)
       0.8
     """
-    if not chosen.traits & (Trait.CLIPS_TOKENS | Trait.CLIPS_SEQUENCES):
+    if Trait.CLIPS not in chosen.traits:
         return None
     values = {name: _values(chosen, name) for name in _numbers(chosen)}
     bounds = {

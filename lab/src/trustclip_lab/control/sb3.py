@@ -21,7 +21,7 @@ from stable_baselines3 import PPO  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from trustclip.constraints import diagnostics, divergences
-from trustclip.constraints.base import Method, Trait
+from trustclip.constraints.base import Method, Trait, adapts
 from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.registry import as_method
 from trustclip.engines.limits import check
@@ -203,7 +203,7 @@ class _Updates:
         batch = self._batch(logp, entropy)
         surrogate = self.method.surrogate(batch)
         self.window.add(batch, surrogate, self.method)
-        if Trait.ADAPTS in self.method.traits:
+        if adapts(self.method):
             update = diagnostics.Window()
             update.add(batch, surrogate)
             self.method = self.method.after(update.read())

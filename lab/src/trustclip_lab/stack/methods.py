@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trustclip.constraints.base import Method, Trait
+from trustclip.constraints.base import Method, adapts, moves_candidates
 from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.candidates import Candidates
 from trustclip.constraints.diagnostics import Window
@@ -68,8 +68,8 @@ class StackedMethod:
 
     def __init__(self, method: Method, seeds: int) -> None:
         self.methods = [method] * seeds
-        self.together = method.statistics_over is None and Trait.ADAPTS not in method.traits
-        self._adapts = Trait.ADAPTS in method.traits
+        self.together = method.statistics_over is None and not adapts(method)
+        self._adapts = adapts(method)
         self._statistics: list[Mapping[str, Tensor] | None] = [None] * seeds
         self._windows = [Window() for _ in range(seeds)] if self._adapts else []
 
@@ -89,7 +89,7 @@ class StackedMethod:
         Returns:
           Shape [seeds, n, time].
         """
-        if Trait.MOVES_CANDIDATES in self.methods[0].traits:
+        if moves_candidates(self.methods[0]):
             objective = self.methods[0].surrogate(batch_of(fields)).objective
             return objective.view(fields["logp"].shape)
         c, _ = self.coefficient({**fields, "logp": fields["logp"].detach()})

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from trustclip.constraints.base import Trait
+from trustclip.constraints.base import Trait, adapts
 from trustclip.engines import limits
 from trustclip.engines.trl.additions import addition
 from trustclip.engines.trl.config import undecodable
@@ -199,7 +199,7 @@ def _skipping(trainer: Any) -> Iterator[str]:
         yield f"{method.name!r} also moves tokens without an advantage"
     if method.statistics_over == "micro_batch":
         yield f"{method.name!r} measures statistics over all tokens of a micro-batch"
-    if Trait.ADAPTS in method.traits:
+    if adapts(method):
         yield f"the threshold of {method.name!r} adapts to metrics over all tokens"
 
 

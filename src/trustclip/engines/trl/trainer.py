@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from trustclip.constraints import diagnostics
-from trustclip.constraints.base import Trait
+from trustclip.constraints.base import Trait, adapts, moves_candidates
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.gradients import gradient, gradient_with_candidates
 from trustclip.constraints.selection import only_what_matters
@@ -484,7 +484,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         if self.method.statistics_over and batch.statistics is None:
             batch = replace(batch, statistics=self.method.statistics(batch, self._sum))
         pull = None
-        if Trait.MOVES_CANDIDATES in self.method.traits:
+        if moves_candidates(self.method):
             # c [batch, time] for the sampled tokens, the other [batch, time, k] for the candidates.
             c, of_candidates, surrogate = gradient_with_candidates(self.method, batch)
             pull = candidates.pull(of_candidates, measured["candidates"].logp)
@@ -506,14 +506,14 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             skipped = self.accelerator.gather(batch.logp.new_tensor(skipped)).mean().item()
         self._metrics[self._mode]["trustclip/skipped"].append(skipped)
         if self._mode == "train":
-            if Trait.ADAPTS in self.method.traits:
+            if adapts(self.method):
                 self._update.add(batch, surrogate)  # of all tokens: nothing is skipped then
             self._record_loss(phase.inputs, batch, surrogate, phase.coefficient, scored)
 
     def _finish_update(self) -> None:
         if not self._acted:
             raise RuntimeError(_NOTHING_ACTED)
-        if Trait.ADAPTS in self.method.traits:
+        if adapts(self.method):
             window, self._update = self._update, diagnostics.Window()
             if metrics := window.read(self._sum):
                 self.method = self.method.after(metrics)

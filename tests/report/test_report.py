@@ -262,16 +262,6 @@ def test_runs_that_cannot_be_compared_say_why(tmp_path):
     assert kl2.difference is not None and kl2.p_holm == kl2.difference.p  # a family of one
 
 
-def test_findings_name_a_gate_that_never_closed_and_what_guards_said(report):
-    found = texts(report)
-    (never,) = [text for text in found if "its gate closed on no token" in text]
-    assert never.startswith("dual, seed ") and " other run" in never
-    (said,) = [text for text in found if text.startswith("The guards logged 3 warnings: ")]
-    kinds = said.removesuffix(".").partition(": ")[2].replace(" and ", ", ").split(", ")
-    assert len(set(kinds)) == len(kinds) >= 1 and all(kinds)
-    assert any(t.startswith("The gate closed on this share of tokens: clip 1.") for t in found)
-
-
 # Tables
 
 

@@ -45,37 +45,6 @@ def test_a_run_without_a_sampler_says_nothing_of_one(tmp_path) -> None:
     assert not section.figures and not section.tables
 
 
-def test_what_moved_and_what_differs(tmp_path) -> None:
-    text = said(with_tokens(make(tmp_path / "run", [row(**SAMPLER)] * 20)))
-    assert "Proximal policy and sampler differ by 0.002 nats per token (k3)" in text
-    assert "25 % of tokens identical; the policy moved by 0.01 nats (k3)" in text
-    assert "the larger part is the policy's own movement" in text
-    assert "effective sample size of 20 % of their number at least" in text
-    assert (
-        "proximal policy the gate closes on 2 % of tokens, measured against the sampler on 5 %"
-        in text
-    )
-    assert "They agree least on: '</s>' (place 7 of completion 3 sampled after update 0" in text
-    assert text.count("</s>") == 1  # recorded in two updates
-    assert "few completions carried some updates" in text.rpartition("Next:")[2]
-
-
-def test_a_sampler_that_is_far_off_is_the_advice(tmp_path) -> None:
-    far = {**SAMPLER, "sampler/k3": 0.05}
-    text = said(make(tmp_path / "run", [row(**far)] * 20))
-    assert "the larger part is the sampler" in text
-    assert "trustclip doctor --sampler" in text.rpartition("Next:")[2]
-
-
-def test_growth_is_said_and_rounding_is_all_that_is_said_of_an_exact_sampler(tmp_path) -> None:
-    grows = [row(**{**SAMPLER, "sampler/k3": 1e-3 * (1 + i)}) for i in range(20)]
-    assert "from 0.0015 at first to 0.019 at last" in said(make(tmp_path / "grows", grows))
-    exact = {**SAMPLER, "sampler/k3": 2e-14, "sampler/identical_share": 0.93}
-    text = said(make(tmp_path / "exact", [row(**exact)] * 20))
-    assert "but for rounding (sampler/k3 2e-14 nats; 93 % of tokens identical" in text
-    assert "effective sample size of" not in text
-
-
 def test_by_lag(tmp_path) -> None:
     lags = {
         f"{key}/lag_{lag}": value

@@ -7,7 +7,6 @@ _NEEDS = {
     "engines/verl/loss.py": "verl",
     "engines/verl/plugin.py": "verl",
     "engines/verl/watch.py": "verl",
-    "train/suite/launchers/slurm.py": "submitit",
 }
 
 collect_ignore_glob = [

@@ -20,7 +20,7 @@ from test_suite import SUITE, WORKER, Folder
 from trustclip.cli.main import main
 from trustclip.support.jsonl import read_jsonl
 from trustclip.train.suite import run_suite
-from trustclip.train.suite.launchers.base import Resources, attend, resources_of
+from trustclip.train.suite.launchers.slurm import Resources, attend, resources_of
 
 NO_GPU = {"gpus": 0, "cpus": 1}
 
@@ -329,7 +329,7 @@ def test_bad_arguments_before_anything_starts(folder, arguments, message, capsys
 
 
 def test_a_missing_package_is_told_with_its_remedy(folder, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(ValueError, match=r"needs the package submitit: pip install 'trustclip\["):
         run_suite(folder.file, Console(), on="slurm")
     assert not folder.out.exists()

@@ -251,7 +251,7 @@ class Suite:
 def suite(options: Suite) -> int:
     from trustclip.train.shipped import locate
     from trustclip.train.suite import run_suite
-    from trustclip.train.suite.launchers.base import resources_of
+    from trustclip.train.suite.launchers.slurm import resources_of
 
     places = ("gpus", "cpus", "extra", "hours", "partition")
     resources = {name: getattr(options, name) for name in places}

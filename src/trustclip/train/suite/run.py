@@ -1,6 +1,5 @@
 """Running a suite: its unfinished runs, several at a time, resumable after any failure."""
 
-import importlib.util
 import shlex
 import sys
 import time
@@ -19,8 +18,8 @@ from trustclip.support.jsonl import append_jsonl, write_text
 from trustclip.support.lock import only_process
 from trustclip.support.terminal import print_table
 from trustclip.support.text import one_line
-from trustclip.train.suite.launchers.base import Resources, Running, resources_of
-from trustclip.train.suite.launchers.local import Interruptions, Local
+from trustclip.train.suite.launchers.local import Interruptions, Local, RunProcess
+from trustclip.train.suite.launchers.slurm import Slurm, SlurmRun, resources_of
 from trustclip.train.suite.plan import Job, Plan, plan
 from trustclip.train.suite.table import Results
 from trustclip.train.suite.watch import Display, State
@@ -66,9 +65,9 @@ def run_suite(
         console.print(_intention(suite))
         return 0
     slots = max_parallel or (1 if request is None else len(suite.jobs))
-    launcher = Local(slots) if request is None else _slurm(request)
+    launcher = Local(slots) if request is None else Slurm(request)
 
-    def start(job: Job, slot: int) -> Running:
+    def start(job: Job, slot: int) -> RunProcess | SlurmRun:
         return launcher.start(job.path, [*command, *_arguments(job)], slot)
 
     with only_process(suite.out):
@@ -77,18 +76,6 @@ def run_suite(
         line += f" --max-parallel {slots}" if request is None or max_parallel else ""
         line += _consent(dict(suite.methods))
         return _Suite(suite, console, slots, start, line).run()
-
-
-def _slurm(resources: Resources) -> Any:
-    """The launcher of Slurm's jobs."""
-    if importlib.util.find_spec("submitit") is None:
-        raise ValueError(
-            "--on slurm needs the package submitit: pip install 'trustclip[slurm]', here and "
-            "where the runs execute."
-        )
-    from trustclip.train.suite.launchers.slurm import Slurm
-
-    return Slurm(resources)
 
 
 def _options(on: str, resources: Mapping[str, Any]) -> str:
@@ -102,6 +89,8 @@ def _options(on: str, resources: Mapping[str, Any]) -> str:
     return "".join(texts)
 
 
+#: A run that has been started.
+Running = RunProcess | SlurmRun
 #: Starts a job in a slot.
 Start = Callable[[Job, int], Running]
 

@@ -58,10 +58,14 @@ class RunProcess:
 
     @property
     def pid(self) -> int | None:
+        """Its process; None where an earlier call started it."""
         return self._process.pid if self._process else None
 
     def poll(self) -> int | None:
-        """As `Running.poll`; 0 for a process of an earlier call, whose status is unknown."""
+        """Exit status (negative: the signal that ended it); None while it runs.
+
+        0 for a process of an earlier call, whose status is unknown.
+        """
         if self._process is None:
             with self._log.open("ab") as log:
                 return 0 if locked(log) else None
@@ -80,11 +84,13 @@ class RunProcess:
             self._deadline = time.monotonic() + GRACE_SECONDS
 
     def kill(self) -> None:
+        """Kill it and its children."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def last_lines(self) -> list[str]:
+        """Last lines of its output."""
         return log_end(self._log, self._start)
 
 

@@ -1,27 +1,39 @@
 """Runs as Slurm jobs, by submitit.
 
 submitit asks Slurm's accounting (sacct) what has become of a job. Many clusters keep none, so the
-controller is asked here (squeue), and accounting only for the reason of an end.
+controller is asked here (squeue), and accounting only for the reason of an end. In a job `attend`
+keeps the run; it and the suite exchange two small files in the run directory.
 """
 
+import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-import submitit  # pyright: ignore[reportMissingImports]  # an extra
-from submitit.core.utils import FailedJobError  # pyright: ignore[reportMissingImports]
+from pydantic import Field
 
+from trustclip.support.checked import checked
 from trustclip.support.jsonl import write_text
+from trustclip.support.names import unknown
 from trustclip.support.text import one_line
-from trustclip.train.suite.launchers.base import REQUEST, WORKER, Resources, attend, clear
-from trustclip.train.suite.launchers.local import GRACE_SECONDS, log_end
+from trustclip.support.yaml_files import parse_scalar
+from trustclip.train.suite.launchers.local import (
+    GRACE_SECONDS,
+    Interruptions,
+    RunProcess,
+    log_end,
+)
 
+WORKER, REQUEST = "worker.json", "request.txt"
+POLL_SECONDS = 0.1
 #: States of a job that has ended; one with any other, also one that is new to us, has not.
 ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
@@ -32,6 +44,116 @@ HOURS = 24.0
 EVERY = 10.0
 #: Seconds that Slurm has to answer one.
 PATIENCE = 60.0
+#: Where a suite may run.
+PLACES = ("local", "slurm")
+
+
+@checked
+class Resources:
+    """Resources of one run under Slurm.
+
+    Example:
+      >>> Resources(gpus=-1)
+      Traceback (most recent call last):
+      ...
+      ValueError: `gpus` should be greater than or equal to 0, got -1
+    """
+
+    gpus: Annotated[int, Field(ge=0)] = 1
+    """GPUs."""
+    cpus: Annotated[int, Field(ge=1)] = 4
+    """Processors."""
+    hours: Annotated[float, Field(gt=0)] | None = None
+    """Time limit; 24 when unset. At the limit the run saves and stops."""
+    partition: Annotated[str, Field(min_length=1)] | None = None
+    """Partition of the cluster."""
+    extra: dict[str, str | int | float] = field(default_factory=dict)
+    """Options of sbatch, such as account."""
+
+
+def resources_of(on: str, options: Mapping[str, Any]) -> Resources | None:
+    """The resources of each run that options ask for; None on this machine.
+
+    Options are given by name, None where omitted; ``extra`` as ``NAME=VALUE`` texts.
+    """
+    if on not in PLACES:
+        raise ValueError(unknown("place for --on", on, PLACES))
+    chosen = {name: value for name, value in options.items() if value not in (None, ())}
+    if on == "local":
+        for name in chosen:
+            raise ValueError(f"--{name} does not apply to --on local, only to slurm.")
+        return None
+    if "extra" in chosen:
+        pairs = {text: text.partition("=") for text in chosen["extra"]}
+        if wrong := [text for text, parts in pairs.items() if not all(parts)]:
+            raise ValueError(f"--extra needs NAME=VALUE, got {wrong[0]!r}.")
+        chosen["extra"] = {name: parse_scalar(value) for name, _, value in pairs.values()}
+    return Resources(**chosen)
+
+
+def attend(folder: Path, command: Sequence[str], where: Path, threads: int) -> int | None:
+    """Run a command on this machine until it ends or is asked to end; called by a Slurm job.
+
+    On SIGTERM (a cancelled job), SIGUSR2 (submitit's signal before a time limit) or a request in
+    ``request.txt`` the run saves and exits.
+
+    Returns:
+      Its exit status, or None if it waited for a process of an earlier call in the folder.
+    """
+    if request_in(folder):
+        return 0
+    around = {"OMP_NUM_THREADS": str(threads), **os.environ, "PYTHONUNBUFFERED": "1"}
+    # Slurm signals all processes of a job: the run must not die of the signal meant for its worker.
+    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    process = RunProcess(folder, command, around, where)
+    place = {"host": os.uname().nodename, "pid": os.getpid(), "run": process.pid}
+    try:
+        with Interruptions(signal.SIGINT, signal.SIGTERM, signal.SIGUSR2) as interruptions:
+            write_text(folder / WORKER, json.dumps(place))  # who reads it may send a signal
+            status = _until_end(folder, process, interruptions)
+    finally:
+        process.kill()
+        signal.signal(signal.SIGUSR2, before)
+    return None if process.pid is None else status
+
+
+def _until_end(folder: Path, process: RunProcess, interruptions: Interruptions) -> int:
+    ending = False
+    while (status := process.poll()) is None:
+        request = request_in(folder)
+        if request == "kill":
+            process.kill()
+        elif not ending and (request or interruptions.count):
+            ending = True
+            process.ask_to_end()
+        time.sleep(POLL_SECONDS)
+    return status
+
+
+def request_in(folder: Path) -> str | None:
+    """What the suite has asked of a run: ``end``, ``kill`` or nothing."""
+    try:
+        return (folder / REQUEST).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def clear(folder: Path) -> None:
+    """Remove the files that an earlier worker and its suite exchanged."""
+    for name in (WORKER, REQUEST):
+        (folder / name).unlink(missing_ok=True)
+
+
+def submitit() -> Any:
+    """The package, which is an extra."""
+    try:
+        import submitit as package  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ValueError(
+            "--on slurm needs the package submitit: pip install 'trustclip[slurm]', here and "
+            "where the runs execute."
+        ) from error
+    return package
 
 
 class Queue:
@@ -106,6 +228,7 @@ class Slurm:
     """
 
     def __init__(self, resources: Resources, cluster: str = "slurm") -> None:
+        submitit()  # or what lacks is said
         if cluster == "slurm" and (shutil.which("sbatch") is None or shutil.which("srun") is None):
             raise ValueError(
                 "--on slurm finds no sbatch and srun here: run it where jobs are submitted."
@@ -120,11 +243,12 @@ class Slurm:
         if earlier is not None:
             return SlurmRun(folder, earlier, self._queue, reattached=True)
         clear(folder)
-        executor = submitit.AutoExecutor(folder=folder / "slurm", cluster=self._cluster)
+        package = submitit()
+        executor = package.AutoExecutor(folder=folder / "slurm", cluster=self._cluster)
         executor.update_parameters(**self._parameters(folder.name))
         try:
             job = executor.submit(attend, folder, command, Path.cwd(), self._resources.cpus)
-        except FailedJobError as error:
+        except package.core.utils.FailedJobError as error:
             reason = str(error).strip().splitlines()[-1]
             raise ValueError(f"Slurm rejected the job of {folder.name}: {reason}") from error
         write_text(folder / "slurm" / "job.txt", job.job_id)
@@ -137,7 +261,7 @@ class Slurm:
             return None
         if self._queue is None:
             return None
-        job: Any = submitit.SlurmJob(folder=folder, job_id=job_id)
+        job: Any = submitit().SlurmJob(folder=folder, job_id=job_id)
         # A job with a result is over, though Slurm may report it only later.
         if job.paths.result_pickle.exists():
             return None

@@ -4,18 +4,19 @@ import codecs
 import csv
 import gzip
 import io
-import json
 import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from trustclip.support import reading
 from trustclip.support.names import nearest
 from trustclip.train.problems.rows import RowError
 
+#: A longer line is no row.
 MAX_LINE_BYTES = 2**24
 #: A JSON array is read as a whole; this is its largest size, unpacked.
 MAX_ARRAY_BYTES = 2**29
@@ -26,7 +27,8 @@ SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 # Either marks a folder of `datasets.save_to_disk`.
 _SAVED = ("state.json", "dataset_dict.json")
 
-# A row with its line, and its text where the file has one; a RowError where there is no row.
+#: A row with its line (in CSV its last one), and its text where the file has one; a RowError where
+#: there is no row.
 Rows = Iterator[tuple[int, Any, str]]
 
 
@@ -85,21 +87,14 @@ def part_of(path: Path, part: str) -> Rows:
             f"{path} is a file, which has no split {part!r}; a part of it is {path.name}@[:200], "
             f"{path.name}@[200:] or {path.name}@[-10%:]"
         )
-    return _slice(file_rows(path), match[1], match[2])
-
-
-def _slice(rows: Rows, first: str | None, last: str | None) -> Rows:
-    if not any("%" in (place or "") or (place or "").startswith("-") for place in (first, last)):
-        yield from islice(rows, int(first or 0), None if last is None else int(last))
-        return
-    all_rows = list(rows)
-    bounds = [
+    rows = list(file_rows(path))
+    places = [
         None if place is None
-        else len(all_rows) * int(place[:-1]) // 100 if place.endswith("%")
+        else len(rows) * int(place[:-1]) // 100 if place.endswith("%")
         else int(place)
-        for place in (first, last)
+        for place in match.groups()
     ]  # fmt: skip
-    yield from all_rows[slice(*bounds)]
+    return iter(rows[slice(*places)])
 
 
 def _readable(path: Path, rows: Rows) -> Rows:
@@ -124,69 +119,46 @@ def _no_file(path: Path) -> str:
 
 
 def _open(path: Path) -> BinaryIO:
-    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")  # type: ignore[return-value]
+    return gzip.open(path) if path.suffix.lower() == ".gz" else reading.opened(path)  # type: ignore[return-value]
 
 
 def _jsonl_rows(path: Path) -> Rows:
     with _open(path) as file:
         for number in count(1):
-            if not (line := file.readline(MAX_LINE_BYTES)):
+            line = file.readline(MAX_LINE_BYTES + 1)
+            if len(line) > MAX_LINE_BYTES:
+                raise ValueError(f"{path}: line {number} is longer than {MAX_LINE_BYTES} bytes")
+            if not line:
                 return
-            text = line[: 4 * START_CHARS].decode("utf-8", errors="replace").rstrip()
-            if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-                while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
-                    pass
-                yield number, RowError(f"line longer than {MAX_LINE_BYTES} bytes"), text
-            elif line := (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip():
-                yield number, _parse_json(line), text
+            if text := line.removeprefix(codecs.BOM_UTF8).strip():
+                start = text[: 4 * START_CHARS].decode("utf-8", errors="replace")
+                yield number, _parse_json(text), start
 
 
-def _parse_json(line: bytes) -> Any:
+def _parse_json(text: bytes) -> Any:
     try:
-        return json.loads(line.decode("utf-8"), object_pairs_hook=_object)
-    except RowError as error:
-        return error
-    except UnicodeDecodeError as error:
-        return RowError(f"invalid UTF-8 at byte {error.start + 1}")
-    except RecursionError:
-        return RowError("invalid JSON: nested too deeply")
+        return reading.parse_json(text, exact=True)
     except ValueError as error:
         return RowError(f"invalid JSON: {error}")
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        repeated = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
-        raise RowError(f"the key {repeated!r} occurs twice")
-    return row
-
-
 def _json_rows(path: Path) -> Rows:
     with _open(path) as file:
-        start = file.read(MAX_LINE_BYTES).removeprefix(codecs.BOM_UTF8)
-        if not start.lstrip().startswith(b"["):
-            yield from _jsonl_rows(path)
-            return
-        content = _read_array(path, start, file)
-    rows = _parse_json(content)
+        start = file.read(64).removeprefix(codecs.BOM_UTF8).lstrip()
+        if start.startswith(b"["):
+            start += file.read(MAX_ARRAY_BYTES + 1)
+    if not start.startswith(b"["):
+        yield from _jsonl_rows(path)
+        return
+    if len(start) > MAX_ARRAY_BYTES:
+        raise ValueError(
+            f"{path}: larger than {MAX_ARRAY_BYTES // 2**20} MiB unpacked, which a JSON array "
+            "may have; write it as JSON lines (.jsonl), one row a line"
+        )
+    rows = _parse_json(start)
     if isinstance(rows, RowError):
         raise ValueError(f"{path}: {rows}")
     yield from ((number, row, "") for number, row in enumerate(rows, start=1))
-
-
-def _read_array(path: Path, start: bytes, file: BinaryIO) -> bytes:
-    """The content of a file that begins with ``start``, up to `MAX_ARRAY_BYTES`."""
-    parts, size = [start], len(start)
-    while part := file.read(MAX_LINE_BYTES):
-        size += len(part)
-        if size > MAX_ARRAY_BYTES:
-            raise ValueError(
-                f"{path}: larger than {MAX_ARRAY_BYTES // 2**20} MiB unpacked, which a JSON array "
-                "may have; write it as JSON lines (.jsonl), one row a line"
-            )
-        parts.append(part)
-    return b"".join(parts)
 
 
 def _csv_rows(path: Path) -> Rows:
@@ -194,28 +166,24 @@ def _csv_rows(path: Path) -> Rows:
     with io.TextIOWrapper(
         _open(path), encoding="utf-8-sig", errors="surrogateescape", newline=""
     ) as file:
-        reader = csv.reader(file, strict=True)
+        reader = csv.DictReader(file, strict=True)
         try:
-            header = next(reader, [])
+            names = list(reader.fieldnames or [])
         except csv.Error as error:
             raise ValueError(f"{path}: invalid CSV header: {error}") from error
-        if repeated := [name for name, times in Counter(header).items() if times > 1]:
+        if repeated := [name for name, times in Counter(names).items() if times > 1]:
             raise ValueError(f"{path}: the column {repeated[0]!r} occurs twice in the header")
-        next_line = reader.line_num + 1
         while True:
             try:
-                cells = next(reader)
+                row: Any = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
-                cells = RowError(f"invalid CSV: {error}")
-            line, next_line = next_line, reader.line_num + 1
-            if isinstance(cells, RowError):
-                yield line, cells, ""
-            elif cells and len(cells) != len(header):
-                yield line, RowError(f"{len(cells)} cells, the header has {len(header)}"), ""
-            elif cells:
-                yield line, dict(zip(header, cells, strict=True)), ""
+                row = RowError(f"invalid CSV: {error}")
+            else:
+                if None in row or None in row.values():
+                    row = RowError(f"not {len(names)} cells, as the header has")
+            yield reader.reader.line_num, row, ""
 
 
 def _parquet_rows(path: Path) -> Rows:
@@ -223,15 +191,9 @@ def _parquet_rows(path: Path) -> Rows:
         import pyarrow.parquet
     except ImportError as error:
         raise ValueError("parquet needs pyarrow: pip install 'trustclip[train]'") from error
-    number = 0
+    number = count(1)
     try:
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=1024):
-            for index in range(batch.num_rows):
-                number += 1
-                try:
-                    row = batch.slice(index, 1).to_pylist()[0]
-                except UnicodeDecodeError as error:
-                    row = RowError(f"invalid UTF-8: {error.reason}")
-                yield number, row, ""
-    except (pyarrow.ArrowException, OSError) as error:
+            yield from ((next(number), row, "") for row in batch.to_pylist())
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a readable parquet file: {error}") from error

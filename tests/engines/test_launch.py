@@ -1,6 +1,7 @@
 """Launch files name what exists, and the doctor says what a launcher would not."""
 
 import dataclasses
+import importlib
 import re
 import subprocess
 import sys
@@ -41,6 +42,7 @@ GPUS = World(["a cuda:0", "a cuda:1"], "nccl", "DistributedDataParallel", 2)
 def test_the_doctor_of_a_launcher_names_missing_packages(monkeypatch, tmp_path, capsys):
     from trustclip.cli.commands.machine import doctor
 
+    importlib.import_module("trustclip.engines.trl.upstream")  # TRL looks for wandb just then
     monkeypatch.setitem(sys.modules, "wandb", None)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(

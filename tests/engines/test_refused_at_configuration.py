@@ -1,6 +1,7 @@
 """What cannot run is refused before anything is loaded, by every way to configure it alike."""
 
 import dataclasses
+import importlib
 import io
 import sys
 import warnings
@@ -140,6 +141,7 @@ def test_what_is_not_installed_is_refused_before_a_run_directory_is_made(tmp_pat
     from trustclip.train.pipeline import run_recipe
     from trustclip.train.rl import rl
 
+    importlib.import_module("trustclip.engines.trl.upstream")  # TRL looks for them just then
     for package in ("mlflow", "vllm"):
         monkeypatch.setitem(sys.modules, package, None)
     out = tmp_path / "run"

@@ -86,12 +86,6 @@ def test_a_recipe_and_a_suite_are_told_apart(argv, words, capsys):
     assert words in said and said.count("\n") == 1
 
 
-def test_the_version_names_the_engines(capsys):
-    assert main(["--version"]) == 0
-    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert names[:4] == ["trustclip", "torch", "trl", "verl"]
-
-
 @pytest.mark.parametrize(
     ("error", "text"),
     [

@@ -1,5 +1,6 @@
 """What would fail after hours of fine-tuning is refused before a model loads."""
 
+import importlib
 import json
 import sys
 import threading
@@ -35,7 +36,11 @@ def loads(monkeypatch):
 
 
 def package(name: str, monkeypatch: pytest.MonkeyPatch, **members: Any) -> None:
-    """Put a package in the place of one that need not be installed."""
+    """Put a package in the place of one that need not be installed.
+
+    TRL looks at what is installed when it is imported: first, so that other tests find it whole.
+    """
+    importlib.import_module("trustclip.engines.trl.upstream")
     module = ModuleType(name)
     module.__spec__ = ModuleSpec(name, None)
     vars(module).update(members)

@@ -62,8 +62,7 @@ def test_they_are_listed(capsys):
 
 def test_versions_and_words_that_people_try(capsys):
     assert main(["--version"]) == 0
-    out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith("trustclip ") and any(line.startswith("torch ") for line in out)
+    assert capsys.readouterr().out.startswith("trustclip ")
     for word, instead in (("train", "rl"), ("version", "--version"), ("help", "--help")):
         assert main([word]) == 2
         assert f"it is: trustclip {instead}" in capsys.readouterr().err

@@ -26,8 +26,6 @@ from trustclip.support.text import harmless
 #: Packages of the extra ``cli``, which the library alone can do without.
 CLI_PACKAGES = ("yaml", "rich", "scipy")
 
-#: Packages whose versions ``--version`` shows: the engines always, others where installed.
-ENGINES, DEPENDENCIES = ("torch", "trl", "verl"), ("transformers", "peft", "vllm")
 #: Words that people try -> the right ones.
 INSTEAD = {
     "help": "--help",
@@ -112,7 +110,9 @@ def _dispatch(name: str, rest: Sequence[str]) -> int:
         print(_help())
         return 0
     if name in ("-V", "--version"):
-        print(_versions())
+        from trustclip import __version__
+
+        print(f"trustclip {__version__} (of what results depend on: trustclip doctor)")
         return 0
     one = command_of(name)
     if one is None:
@@ -148,21 +148,6 @@ def command() -> NoReturn:
 
         leave(status, done=completed)
     sys.exit(status)
-
-
-def _versions() -> str:
-    """The versions of what results depend on, read without an import."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    from trustclip import __version__
-
-    lines = [f"trustclip {__version__}"]
-    for package in (*ENGINES, *DEPENDENCIES):
-        try:
-            lines.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            lines += [f"{package} (not installed)"] * (package in ENGINES)
-    return "\n".join(lines)
 
 
 def _no_command(name: str) -> str:

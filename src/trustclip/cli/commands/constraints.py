@@ -24,7 +24,7 @@ class Methods:
     engines: bool = False
     """List the losses of TRL, verl, prime-rl and other engines as methods instead."""
     markdown: bool = False
-    """Print the table in Markdown."""
+    """Print the list of engines in Markdown."""
 
 
 @reads(Methods)
@@ -38,12 +38,6 @@ def methods(options: Methods) -> int:
     if options.engines:
         return _engines(options.markdown)
     rows = [_method_row(name, cls) for name, cls in trustclip.methods().items()]
-    if options.markdown:
-        from trustclip.support.text import markdown_table
-
-        say(markdown_table(_HEADER, [(f"`{name}`", *rest) for name, *rest in rows]))
-        say("\nOther names: " + "; ".join(f"`{a}` is `{of}`" for a, of in _other_names()) + ".")
-        return 0
     table = Table(box=None, pad_edge=False)
     for title in _HEADER:
         table.add_column(title, overflow="fold")

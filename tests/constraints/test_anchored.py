@@ -1,7 +1,5 @@
 """A method measured from the sampler, or from the line between it and the current policy."""
 
-import dataclasses
-import math
 from typing import Any
 
 import pytest
@@ -13,46 +11,9 @@ import trustclip as tc
 from trustclip.engines.limits import ENGINES, refusal
 
 
-def test_the_anchor_is_every_field_of_the_inner_method() -> None:
-    """`anchored` is the method on a batch whose old policy is the sampler."""
-    batch = random_batch(tc.method("tis"))
-    moved = dataclasses.replace(batch, logp_old=batch.logp_rollout, logp_rollout=None)
-    for name in ("clip", "gspo", "cispo", "bandpo", "soft_gate"):
-        got = tc.coefficient(tc.method("anchored", inner=name), batch)
-        torch.testing.assert_close(got, tc.coefficient(tc.method(name), moved))
-    own = tc.method("dppo", anchor="rollout")
-    torch.testing.assert_close(
-        tc.coefficient(tc.method("anchored", inner="dppo"), batch), tc.coefficient(own, batch)
-    )
+def test_what_no_sampler_has_cannot_be_anchored() -> None:
     with pytest.raises(ValueError, match="'full_kl' needs `kl_old_new`, which no engine has"):
         tc.method("anchored", inner="full_kl")
-
-
-def between(lag: int, inner: Any, advantage: float = 1.0) -> tuple[float, bool]:
-    """(coefficient, kept) of a token at 0.6 nats from the sampler, 0.1 from the old policy."""
-    one = torch.ones(1, 1, dtype=torch.float64)
-    batch = tc.TokenBatch(
-        *(-1.0 * one, -1.1 * one, advantage * one, one > 0),
-        logp_rollout=-1.6 * one,
-        lag=lag * one.long(),
-    )
-    method = tc.method("anchored", inner=inner, anchor="interpolated")
-    return tc.coefficient(method, batch).item(), bool(method.surrogate(batch).kept)
-
-
-@pytest.mark.parametrize(("lag", "left"), [(0, 0.6), (1, 0.6), (2, 0.3), (3, 0.2), (4, 0.15)])
-def test_what_is_left_is_the_share_of_one_update(lag: int, left: float) -> None:
-    """A clip of 0.2 keeps a log-ratio of 0.15, which is 0.6 over four updates."""
-    assert between(lag, "importance_sampling")[0] == pytest.approx(math.exp(left))
-    assert between(lag, "clip")[1] == (math.exp(left) <= 1.2)
-    assert between(lag, "clip", advantage=-1.0)[1]
-
-
-def test_with_the_sources_weight_the_product_is_the_ratio_to_the_sampler() -> None:
-    """Decoupled PPO: new / between times between / sampler, where neither is clipped."""
-    inner = {"name": "tis", "inner": "importance_sampling", "ceiling": 1e6}
-    for lag in (1, 2, 5):
-        assert between(lag, inner)[0] == pytest.approx(math.exp(0.6))
 
 
 def test_it_is_refused_where_nobody_knows_the_lag() -> None:

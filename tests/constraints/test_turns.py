@@ -80,14 +80,6 @@ def test_a_turn_is_a_sequence_of_its_own(method: dict, rows: list, seed: int) ->
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=str)
-def test_one_turn_is_the_sequence(method: dict) -> None:
-    one = batch(torch.arange(9) < torch.tensor([[9], [4], [1], [0]]))
-    found, want = (tc.coefficient(at(level, method), one) for level in ("turn", "sequence"))
-    torch.testing.assert_close(found, want, rtol=1e-12, atol=1e-12)
-    assert want.any()
-
-
 @pytest.mark.parametrize("reduction", ["mean", "sum", "max"])
 def test_a_nan_breaks_its_own_turn_alone(reduction: str) -> None:
     mask = torch.tensor([[True, True, False, True, True]])

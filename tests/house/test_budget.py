@@ -6,11 +6,11 @@ import structure
 #: Part -> (lines that it may have today, lines that it is on the way to). A ceiling only falls:
 #: whoever takes lines away lowers it, and none is above its goal in the end.
 BUDGETS = {
-    "library": (38_200, 27_000),
-    "train": (15_000, 13_000),
+    "library": (37_800, 27_000),
+    "train": (14_900, 13_000),
     "cli": (2_600, 1_700),
     "lab": (12_800, 8_500),
-    "tests": (55_000, 45_000),
+    "tests": (54_500, 45_000),
 }
 
 

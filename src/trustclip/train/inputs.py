@@ -48,8 +48,8 @@ def compare(run: RunWriter, settings: Place, problems: Mapping[str, Sequence[Pro
     if begun and changed and not settings.changed_inputs:
         raise ValueError(
             f"{run.path} cannot continue as it began, because this has changed: "
-            f"{join_words(changed)}. Restore it, or continue on the new inputs with "
-            "--changed-inputs, which the run records."
+            f"{join_words(changed)}. Restore it, or go on with what there is now: trustclip resume "
+            f"{run.path} --changed-inputs. The run records that."
         )
     if changed:
         write_json(described, {**environment, "versions": versions()})

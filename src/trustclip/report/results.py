@@ -2,6 +2,7 @@
 
 import csv
 import io
+import unicodedata
 from collections.abc import Iterator, Sequence
 from math import inf
 
@@ -242,7 +243,9 @@ def tidy(groups: Sequence[Group]) -> str:
 def _csv_text(text: str) -> str:
     """Text in one line that no spreadsheet takes for a formula."""
     line = one_line(text)
-    return f"'{line}" if line[:1] in ("=", "+", "-", "@") else line
+    # A spreadsheet reads the full width forms of the signs as the signs.
+    first = unicodedata.normalize("NFKC", line[:1])[:1]
+    return f"'{line}" if first in ("=", "+", "-", "@") else line
 
 
 def _number(share: float | None) -> str:

@@ -15,10 +15,12 @@ HIDDEN = "[redacted]"
 #: Names of settings that hold a secret, e.g. ``hub_token``, ``--api-key``, ``WANDB_API_KEY``.
 _NAME = re.compile(
     r"(^|[._-])(token|passwords?|passwd|pwd|passphrases?|secrets?|credentials?|authorization"
-    r"|cookies?|(access|auth|bearer|hf|hub|refresh|session)[_-]?tokens"
+    r"|cookies?|jwt|creds|dsn|connection[_-]?string|webhook([_-]?url)?|(access|auth|bearer|hf|hub|refresh|session)[_-]?tokens"
     r"|(access|account|api|auth|hf|license|openai|private|secret|signing|ssh|wandb)[_-]?keys?)$",
     re.IGNORECASE,
 )
+#: Where a word begins in a name such as ``clientSecret``.
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 #: A secret if its value is text, a number of passes if it is a number.
 _PASS = re.compile(r"(^|[._-])pass$", re.IGNORECASE)
 #: Tokens of a vocabulary are no secrets.
@@ -33,7 +35,14 @@ _TEXT = (
     (re.compile(r"\b((?:Account|SharedAccess)Key=)[^;\s]+", re.I), rf"\1{HIDDEN}"),
     (re.compile(
         r"\b(hf_|sk-|gh[oprsu]_|github_pat_|glpat-|xox[abeprs]-|AKIA|ASIA|nvapi-|pypi-|r8_|gsk_"
-        r"|[prs]k_(?:live|test)_|ya29\.|AIza)[\w.-]{16,}"), HIDDEN),
+        r"|[prs]k_(?:live|test)_|ya29\.|AIza|npm_|dop_v1_|SG\.|xai-|pplx-|tgp_v1_)[\w.-]{16,}"),
+     HIDDEN),
+    (re.compile(r"(?<=hooks\.slack\.com/services/)\S+"), HIDDEN),
+    (re.compile(r"(?<=/api/webhooks/)\S+"), HIDDEN),
+    (re.compile(r"\b([A-Z][A-Z0-9_]*_(?:KEY|TOKEN|SECRET|PASSWORD)=)[^\s&;,]+"), rf"\1{HIDDEN}"),
+    (re.compile(r"\b((?:password|passwd|api_key|client_secret|access_token)=)[^\s&;,]+", re.I),
+     rf"\1{HIDDEN}"),
+    (re.compile(r"\b((?:x-api-key|x-auth-token|private-token):\s*)\S+", re.I), rf"\1{HIDDEN}"),
     (re.compile(r"\bdapi[0-9a-f]{32}\b"), HIDDEN),
     (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"), HIDDEN),
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*-----|\Z)", re.S),
@@ -46,9 +55,10 @@ def is_secret(name: str) -> bool:
     """Whether a setting of this name holds a secret.
 
     Example:
-      >>> [is_secret(n) for n in ("hub_token", "--api-keys", "eos_token", "max_tokens", "tokens")]
+      >>> [is_secret(n) for n in ("hub_token", "clientSecret", "eos_token", "maxTokens", "tokens")]
       [True, True, False, False, False]
     """
+    name = _HUMP.sub("_", name)
     return bool(_NAME.search(name)) and not _VOCABULARY.search(name)
 
 

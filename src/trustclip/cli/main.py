@@ -36,6 +36,9 @@ INSTEAD = {
     "list": "methods",
     "recipe": "recipes",
     "sweep": "suite",
+    "suggest": "shadow --suggest",
+    "grade": "eval --grade",
+    "schema": "recipes --schema",
 }
 
 USAGE = """\

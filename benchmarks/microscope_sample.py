@@ -1,6 +1,7 @@
 """The sample of the microscope: `python benchmarks/microscope_sample.py RUN`.
 
-RUN is the run directory of `trustclip demo --model smollm2 --sampler.dtype int8`. Of its recorded
+RUN is a run directory of SmolLM2; the sample in the package is of one that release 0.2 sampled from
+weights rounded to 8 bits (`trustclip demo --model smollm2 --sampler.dtype int8`). Of its recorded
 completions those with the most cut tokens of each update go into the package, numbers to six
 digits.
 """

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 from scipy import stats
+from smallest_gap import gap_for
 from smollm2_blocks import (
     ARMS,
     GENERATIONS,
@@ -43,7 +44,6 @@ from trustclip.stats.confidence import RunSummary
 from trustclip.stats.planning import Spread
 from trustclip.support.text import bracket, join_words, markdown_table, percent, signed
 from trustclip_lab.pages import filled
-from trustclip_lab.stats.planning import gap_for
 
 ROOT = Path(__file__).parents[1]
 FOLDER, PAGE, README = ROOT / "benchmarks/smollm2", ROOT / "docs/smollm2.md", ROOT / "README.md"

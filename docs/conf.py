@@ -4,7 +4,12 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "src"), str(HERE.parent / "lab/src")]
+sys.path[:0] = [
+    str(HERE),
+    str(HERE.parent / "src"),
+    str(HERE.parent / "lab/src"),
+    str(HERE.parent / "lab/benchmarks"),
+]
 
 import trustclip  # noqa: E402
 

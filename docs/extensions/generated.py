@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from arena_entry import read_entry
+from arena_page import contents
 from sphinx.application import Sphinx
 
 import trustclip as tc
@@ -30,8 +32,6 @@ from trustclip.report.rosetta import spelled
 from trustclip.support.marks import descriptions
 from trustclip.support.text import markdown_table
 from trustclip.train.settings.stages import Recipe, RecipeEval, RLStage, SFTStage
-from trustclip_lab.arena.entry import read_entry
-from trustclip_lab.arena.page import contents
 from trustclip_lab.arena.run import TABLE
 from trustclip_lab.pages import sections_page
 from trustclip_lab.pages.atlas import atlas_page

@@ -304,7 +304,7 @@ def rows_of(table: str) -> list[list[str]]:
 
 
 def _cost(name: str, root: Path) -> str:
-    """CPU time of a method, from the committed table of ``trustclip bench methods``."""
+    """CPU time of a method, from the committed table of ``method_cost.py``."""
     found = json.loads((root / "lab/benchmarks/methods.json").read_text(encoding="utf-8"))
     (table,) = found["tables"]
     row = next((row for row in table["rows"] if row[0] == name), None)
@@ -314,9 +314,10 @@ def _cost(name: str, root: Path) -> str:
     of_update = f", {share:.2g} % of an update of the smallest model here" if share else ""
     return (
         f"{micro:.2g} µs of CPU time a token, {ratio:.2g} × `clip`{of_update}.\n\n"
-        f"`trustclip bench methods`, {found['machine']['date']}, one thread of a server CPU that "
-        "was doing other work: two runs differ by up to a quarter. The update is forward and "
-        "backward of 0.4 M parameters without sampling; the share falls as the model grows."
+        f"`python lab/benchmarks/method_cost.py`, {found['machine']['date']}, one thread of a "
+        "server CPU that was doing other work: two runs differ by up to a quarter. The update is "
+        "forward and backward of 0.4 M parameters without sampling; the share falls as the model "
+        "grows."
         + (
             " What the exact KL needs of the model comes on top: [fast paths](../fast-paths.md)."
             if {"kl_old_new", "kl_new_old"} & set(tc.method(name).requires)

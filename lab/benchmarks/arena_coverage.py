@@ -14,16 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from arena_analysis import answers
+from arena_choice import cell_scores, choose_trials, tuned_scores
+from arena_entry import read_entry
+from arena_scores import improvement
 from coverage import Row, inside, print_row, print_summary, rates
+from paired_rates import paired_rates
 
 from trustclip.stats import RunSummary, holm
 from trustclip.stats.scores import Floats
-from trustclip_lab.arena.analysis import answers
-from trustclip_lab.arena.choice import cell_scores, choose_trials, tuned_scores
-from trustclip_lab.arena.entry import read_entry
-from trustclip_lab.stats.aggregates import improvement, interquartile_interval, interquartile_mean
+from trustclip_lab.stats.aggregates import interquartile_interval, interquartile_mean
 from trustclip_lab.stats.equivalence import contrasts, equivalence_p, paired_runs
-from trustclip_lab.stats.rates import paired_rates
 
 Rng = np.random.Generator
 SEEDS = (24, 128)

@@ -14,19 +14,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from arena_analysis import Question, Runs
+from arena_entry import Entry, read_entry
 from arena_parts import FIRST
+from arena_tables import gap_cell
 
 from trustclip.report.tables import Table, TableRow
 from trustclip.stats import Difference, RunSummary
 from trustclip_lab.arena import plan
-from trustclip_lab.arena.analysis import Question, Runs
-from trustclip_lab.arena.entry import Entry, read_entry
-from trustclip_lab.arena.plan import Cell
-from trustclip_lab.arena.reruns import tested_trials
+from trustclip_lab.arena.plan import Cell, Setting
 from trustclip_lab.arena.run import TABLE, compute
 from trustclip_lab.arena.settings import MAIN
 from trustclip_lab.arena.table import COLUMNS, parse_row, read_runs, write_runs
-from trustclip_lab.arena.tables import gap_cell
 from trustclip_lab.stack.results import read
 from trustclip_lab.stats.equivalence import paired_runs
 
@@ -43,6 +42,18 @@ def cells(trials: Entry, seeds: Entry, folder: Path, tasks: list[str]) -> Iterat
             for cell in plan.tests(settings, place, tested_trials(trials, place)):
                 if cell.variant.constraint in names:
                     yield cell
+
+
+def tested_trials(entry: Entry, place: Setting) -> dict[str, tuple[str, float]]:
+    """By constraint, the variant and learning rate that a table of runs was tested at."""
+    runs = entry.runs.where(stage="test", design=place.design, task=place.task, depth=place.depth)
+    by_label = {one.label: one for own in plan.variants(entry.settings).values() for one in own}
+    choice: dict[str, tuple[str, float]] = {}
+    for (label, rate), _ in runs.by("label", "learning_rate").items():
+        own = by_label[label]
+        nearest = min(own.rates, key=lambda planned: abs(planned - rate))
+        choice[own.constraint] = (label, nearest)
+    return choice
 
 
 @dataclass(frozen=True)

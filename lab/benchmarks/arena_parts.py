@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from trustclip.report.draw.marks import Figure
-from trustclip.report.tables import Cell, Table, TableRow
-from trustclip.stats import Difference
-from trustclip_lab.arena.analysis import Answer, Question, Runs, answers, answers_by
-from trustclip_lab.arena.choice import Choice, choices
-from trustclip_lab.arena.entry import Entry, combine, read_entry
-from trustclip_lab.arena.figures import contrasts_figure
-from trustclip_lab.arena.tables import (
+from arena_analysis import Answer, Question, Runs, answers, answers_by
+from arena_choice import Choice, choices
+from arena_entry import Entry, combine, read_entry
+from arena_figures import contrasts_figure
+from arena_tables import (
     choice_table,
     chosen_table,
     conclusion_cell,
@@ -25,6 +22,10 @@ from trustclip_lab.arena.tables import (
     gap_cell,
     task_table,
 )
+
+from trustclip.report.draw.marks import Figure
+from trustclip.report.tables import Cell, Table, TableRow
+from trustclip.stats import Difference
 
 ROOT = Path(__file__).parent
 FIRST, SAME, DEPTHS, FEW, MANY, LARGER = (

@@ -8,23 +8,24 @@ In docs/lab/arena-results.md and docs/lab/paper.md it writes what is between ``<
 """
 
 import argparse
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import arena_tabular
 import arena_trl
+from arena_analysis import Answer, Question, Runs, answers, differences
 from arena_crossed import Crossed, student
+from arena_entry import combine, plan_differences, read_entry
+from arena_page import contents, tables_text, write_figures, write_page
 from arena_parts import Parts, count_runs, seeds, verdict
+from arena_tables import chance, gap_cell, in_words
+from arena_tuning import width_effects
 
 from trustclip.report.draw.figures import save
 from trustclip.report.tables import Table, markdown
 from trustclip.stats import Difference
 from trustclip.support.text import percent
-from trustclip_lab.arena.analysis import Answer, Question, Runs, answers, differences
-from trustclip_lab.arena.entry import read_entry
-from trustclip_lab.arena.page import contents, tables_text, write_figures, write_page
-from trustclip_lab.arena.tables import chance, gap_cell, in_words
-from trustclip_lab.arena.tuning import width_effects
 from trustclip_lab.pages import Contents, filled
 from trustclip_lab.stats.equivalence import paired_runs
 
@@ -255,8 +256,14 @@ def main() -> None:
     """Write everything, or the page alone."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--page", type=Path, help="write the interactive page to this file")
-    to = parser.parse_args().page
-    entry = read_entry(FOLDER)
+    parser.add_argument("--add", type=Path, help="a folder of runs by the same plan, to show too")
+    given = parser.parse_args()
+    to, entry = given.page, read_entry(FOLDER)
+    if given.add is not None:
+        other = read_entry(given.add)
+        if problems := plan_differences(other, entry):
+            sys.exit(f"{given.add} has another plan: {' '.join(problems)}")
+        entry, to = combine(entry, [other]), to or Path("arena.html")
     arena_page = contents(entry, entry.links("../methods/{}.md"))
     if to is not None:
         write_page(arena_page, to)

@@ -17,13 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from trustclip.logs.reader import Run, find, read_run
-from trustclip.report.tables import Cell, Table, TableRow
-from trustclip.stats import Difference, RunSummary
-from trustclip.stats.scores import Floats
-from trustclip.support.text import bracket, percent
-from trustclip_lab.arena.analysis import (
+from arena_analysis import (
     Answer,
     Question,
     Runs,
@@ -32,9 +26,15 @@ from trustclip_lab.arena.analysis import (
     rate,
     seed_mean,
 )
+from arena_scores import crossed_interval
+from arena_tables import contrast_table
+
+from trustclip.logs.reader import Run, find, read_run
+from trustclip.report.tables import Cell, Table, TableRow
+from trustclip.stats import Difference, RunSummary
+from trustclip.stats.scores import Floats
+from trustclip.support.text import bracket, percent
 from trustclip_lab.arena.table import COLUMNS, read_runs, write_runs
-from trustclip_lab.arena.tables import contrast_table
-from trustclip_lab.stats.aggregates import crossed_interval
 from trustclip_lab.stats.equivalence import paired_runs
 
 #: Margin of equivalence, and the fall from the best generation that counts as a collapse.

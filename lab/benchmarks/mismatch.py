@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from early_warning import alarm
 from rich.console import Console
 
 from trustclip_lab.recipes import LAB
 from trustclip_lab.stack import LabSettings, load, run_lab
 from trustclip_lab.stack.results import read, write_rows
 from trustclip_lab.stack.run import cells, curves
-from trustclip_lab.stack.warning import alarm
 
 RECIPE = LAB / "mismatch.yaml"
 FOLDER = Path(__file__).parent / "mismatch-tiny"

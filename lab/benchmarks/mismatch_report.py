@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+from early_warning import Observation, auc_interval
+
 from trustclip.report.draw.figures import save
 from trustclip.report.draw.marks import Figure, Mark, Panel
 from trustclip.stats import Interval
 from trustclip_lab.stack.results import number, read
 from trustclip_lab.stack.table import collapse_rate, mean, paired
-from trustclip_lab.stack.warning import Observation, auc_interval
 
 FOLDER = Path(__file__).parent / "mismatch-tiny"
 

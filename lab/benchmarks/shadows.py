@@ -11,10 +11,10 @@ import time
 import warnings
 from typing import Any
 
+import step_cost as steps
 import torch
 
 from trustclip.constraints.shadow import Shadows
-from trustclip_lab.bench import steps
 
 #: Eight methods: token and sequence level, bounds by probability, score form and reweighting.
 METHODS = ["atr", "clip_higher", "kl2", "dual_clip", "gspo", "dppo", "bandpo", "cispo"]

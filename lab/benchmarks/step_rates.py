@@ -3,8 +3,8 @@
 from typing import Literal, NamedTuple
 
 _SHEET = "NVIDIA H100 data sheet"
-_FROZEN = "`trustclip bench head --head frozen`, CPU"
-_TRAINED = "`trustclip bench head --head trained`, CPU"
+_FROZEN = "`python lab/benchmarks/head_cost.py --head frozen`, CPU"
+_TRAINED = "`python lab/benchmarks/head_cost.py --head trained`, CPU"
 _WHOLE = "comparison with published steps"
 
 

@@ -3,9 +3,8 @@
 from typing import Any
 
 import numpy as np
+from arena_scores import crossed_interval
 from scipy import stats
-
-from trustclip_lab.stats.aggregates import crossed_interval
 
 scipy_stats: Any = stats  # whose results are named tuples that no type checker knows
 

@@ -10,12 +10,9 @@ from trustclip.cli.main import main
 from trustclip_lab.arena import plan, run
 from trustclip_lab.arena.run import (
     best_trials,
-    collect,
     complete_rows,
-    estimate,
     load,
     run_arena,
-    run_part,
 )
 from trustclip_lab.arena.table import COLUMNS, read_runs, write_runs
 
@@ -151,9 +148,6 @@ def test_it_continues_where_it_was_interrupted(done, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "compute", compute)
     assert _without_time(run_arena(again, QUIET)) == _without_time(rows)
     assert {path: path.read_bytes() for path in kept} == kept
-    before = table.read_bytes()
-    assert main(["arena", str(tmp_path / "arena.yaml"), "--collect"]) == 0
-    assert table.read_bytes() == before
 
 
 @pytest.mark.slow
@@ -172,14 +166,6 @@ def test_a_method_of_ones_own_is_one_line(done, tmp_path):
     assert main(["arena", str(file)]) == 0
     found = read_runs(tmp_path / "out" / "runs.parquet")
     assert {row["label"] for row in found if row["constraint"] == "mine"} == {"mine-1", "mine-2"}
-
-
-def test_a_dry_run_trains_nothing(tmp_path, capsys):
-    file = _file(tmp_path)
-    assert main(["arena", str(file), "--dry-run"]) == 0
-    assert "CPU minutes" in capsys.readouterr().out
-    assert not (tmp_path / "out").exists()
-    assert estimate(load(file, {})).row_count == 3
 
 
 WRONG = {
@@ -247,22 +233,6 @@ def test_a_setting_is_in_the_table_once_it_is_complete(done):
     finally:
         cells[0].path.write_bytes(content)
     assert _without_time(complete_rows(settings)) == _without_time(rows)
-
-
-def test_parts_make_the_same_table_as_one_process(done, tmp_path, capsys):
-    """On a cluster: two jobs in one folder, called twice, since tests wait for all the trials."""
-    _, rows = done
-    settings = load(_file(tmp_path), {})
-    assert run_part(settings, QUIET, 1, 2) > 0
-    assert run_part(settings, QUIET, 2, 2) == 0
-    assert complete_rows(settings) == []  # the first part's tests are missing
-    assert run_part(settings, QUIET, 1, 2) == 0
-    assert _without_time(collect(settings, QUIET)) == _without_time(rows)
-    assert (settings.output_dir / "arena.yaml").exists()
-    file = str(_file(tmp_path))
-    for wrong, said in (("3/2", "1/2 to 2/2"), ("half", "such as 3/8")):
-        assert main(["arena", file, "--part", wrong]) == 2
-        assert said in capsys.readouterr().err
 
 
 def test_a_constraint_is_tested_at_the_trial_of_another(tmp_path):

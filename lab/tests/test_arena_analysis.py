@@ -2,10 +2,7 @@
 
 import numpy as np
 import pytest
-from arena_tables import EFFECTS, table
-
-from trustclip.stats import RunSummary
-from trustclip_lab.arena.analysis import (
+from arena_analysis import (
     Question,
     Runs,
     answers,
@@ -13,15 +10,14 @@ from trustclip_lab.arena.analysis import (
     seed_mean,
     standings,
 )
-from trustclip_lab.arena.tuning import at_equal, curve, sensitivities, width_effects
-from trustclip_lab.stats.aggregates import (
-    improvement,
-    interquartile_interval,
-    interquartile_mean,
-    profile,
-)
+from arena_scores import improvement, profile
+from arena_tuning import at_equal, curve, sensitivities, width_effects
+from made_up_runs import EFFECTS, table
+from paired_rates import mcnemar, paired_rates
+
+from trustclip.stats import RunSummary
+from trustclip_lab.stats.aggregates import interquartile_interval, interquartile_mean
 from trustclip_lab.stats.equivalence import conclude, contrasts, equivalence_p, paired_runs
-from trustclip_lab.stats.rates import mcnemar, paired_rates
 
 # Eleven runs in three tasks; what rliable 1.2.0 makes of them stands in the tests.
 A = np.array([

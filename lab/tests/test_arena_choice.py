@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from arena_tables import row, table
+from arena_analysis import Question, Runs, differences
+from arena_choice import choices, tuned_scores
+from made_up_runs import row, table
 
-from trustclip_lab.arena.analysis import Question, Runs, differences
-from trustclip_lab.arena.choice import choices, tuned_scores
 from trustclip_lab.stats.equivalence import paired_runs
 
 QUESTION = Question("better than plain", "better", "plain")

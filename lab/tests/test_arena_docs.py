@@ -289,11 +289,10 @@ def test_the_confirmations_were_tuned_as_they_say(folder) -> None:
 
 @pytest.mark.slow
 def test_every_block_of_the_page_is_as_the_program_writes_it() -> None:
+    from arena_entry import read_entry
+    from arena_page import contents, tables_text
     from arena_parts import Parts
     from arena_report import FOLDER, OTHERS, PAPER, blocks, filled
-
-    from trustclip_lab.arena.entry import read_entry
-    from trustclip_lab.arena.page import contents, tables_text
 
     entry = read_entry(FOLDER)
     found = contents(entry, entry.links("../methods/{}.md"))

@@ -1,7 +1,6 @@
-"""From a small arena to its page and back: what is shown, and runs that are repeated."""
+"""From a small arena to its page: what is shown, and what is left out."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,10 @@ import yaml
 pytest.importorskip("pyarrow")
 pytest.importorskip("plotly")
 
-from trustclip.cli.main import main
+from arena_entry import Entry, combine, read_entry
+from arena_page import contents, headline, tables_text, write_page
+
 from trustclip.support.terminal import Terminal
-from trustclip_lab.arena.entry import Entry, combine, read_entry
-from trustclip_lab.arena.page import contents, headline, tables_text, write_page
-from trustclip_lab.arena.reruns import differences
 from trustclip_lab.arena.run import load, run_arena
 
 PLAN = {
@@ -92,47 +90,6 @@ def test_an_incomplete_setting_is_left_out(entries: tuple[Entry, Entry]) -> None
     none = (lacking["stage"] == "test") & (lacking["seed"] == 3)
     with pytest.raises(ValueError, match="no setting of the table is complete"):
         contents(Entry(arena.settings, lacking.at(~none)), {})
-
-
-def test_a_constraint_of_ones_own_is_run_again_and_shown(
-    folders: tuple[Path, Path], tmp_path: Path, capsys
-) -> None:
-    arena, mine = folders
-    assert main(["arena", "verify", str(mine), "--check", "2"]) == 0
-    assert "2 cells run again are the same" in capsys.readouterr().out
-    page = tmp_path / "both.html"
-    assert main(["arena", "page", str(arena), "--add", str(mine), "--out", str(page)]) == 0
-    assert "mine" in page.read_text()
-
-
-def test_runs_that_come_out_otherwise_are_named(entries: tuple[Entry, Entry]) -> None:
-    mine = entries[1]
-    better = mine.runs["end"].copy()
-    better[:] = 0.9
-    runs = type(mine.runs)({**mine.runs.columns, "end": better})
-    found = [*differences(Entry(mine.settings, runs), count=1, source=0)]
-    assert found and all(
-        re.match(r"end of the (tuning|test) run of seed \d+, mine-\d", s) for s in found
-    )
-    assert "is 0.9 in the table" in found[0]
-
-
-def test_another_plan_is_refused(folders: tuple[Path, Path], tmp_path: Path, capsys) -> None:
-    arena, mine = folders
-    other = tmp_path / "other"
-    shutil.copytree(mine, other)
-    plan = yaml.safe_load((other / "arena.yaml").read_text())
-    plan["lab"]["generations"] = 3
-    (other / "arena.yaml").write_text(yaml.safe_dump(plan))
-    assert main(["arena", "page", str(arena), "--add", str(other)]) == 2
-    assert "`lab` of arena.yaml is" in capsys.readouterr().err
-
-
-def test_refusals_of_the_command(folders: tuple[Path, Path], tmp_path: Path, capsys) -> None:
-    assert main(["arena", "verify", str(tmp_path)]) == 2
-    assert "it has no arena.yaml" in capsys.readouterr().err
-    assert main(["arena", "verify", str(folders[1]), "--check", "-1"]) == 2
-    assert "1 or more; got -1" in capsys.readouterr().err
 
 
 def test_a_constraint_beside_the_arena_changes_none_of_its_numbers(

@@ -4,10 +4,10 @@ import statistics
 from pathlib import Path
 
 import pytest
+from arena_entry import read_entry
 
 from trustclip.support.jsonl import plain
 from trustclip_lab.arena import plan
-from trustclip_lab.arena.entry import read_entry
 from trustclip_lab.arena.run import load
 from trustclip_lab.arena.table import COLUMNS, read_runs
 from trustclip_lab.recipes import ARENA

@@ -1,16 +1,18 @@
-"""`trustclip bench`: every topic at toy sizes, what it writes, and what it refuses."""
+"""Costs of the head, a step and the methods at toy sizes: what is measured, written, refused."""
 
 import json
 from functools import partial
-from typing import Any
 
+import head_cost as heads
+import method_cost
+import printed
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import trustclip as tc
 from trustclip.cli.main import main
-from trustclip_lab.bench import bounds as intervals
-from trustclip_lab.bench import heads, measure, variants
+from trustclip_lab.bench import measure, variants
 from trustclip_lab.bench.table import Table
 
 SMALL = ["--tokens", "24", "--hidden", "8", "--vocabulary", "300", "--repeats", "1"]
@@ -78,65 +80,50 @@ def test_number_of_products(trained, zeros, function, products):
     assert found.count == products * 2 * 20 * 8 * 600
 
 
+def program(module, monkeypatch, *arguments):
+    monkeypatch.setattr("sys.argv", [module.__name__, *arguments])
+    printed.measured(OPTIONS[module], module.run)
+
+
+OPTIONS = {heads: heads.HeadOptions, method_cost: method_cost.MethodOptions}
+
+
 @pytest.mark.slow
-def test_head_from_arguments_to_files(tmp_path, monkeypatch, capsys):
+def test_head_from_arguments_to_a_file(tmp_path, monkeypatch, capsys):
     light(monkeypatch)
-    files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "markdown", "figure")}
-    out = [x for kind, path in files.items() for x in (f"--{kind}", str(path))]
-    assert main(["bench", "head", *SMALL, "--head", "frozen", "--scaling", *out]) == 0
-    printed = capsys.readouterr().out
-    assert "naive logits + exact KL" in printed and "N = 24, H = 8, V = 300" in printed
-    tables = json.loads(files["json"].read_text())["tables"]
-    assert [row[0] for row in tables[1]["rows"]] == [3, 6, 12, 24]
-    assert [row[0] for row in tables[2]["rows"]] == [38, 75, 150, 300]
+    file = tmp_path / "out.json"
+    program(heads, monkeypatch, *SMALL, "--head", "frozen", "--json", str(file))
+    said = capsys.readouterr().out
+    assert "naive logits + exact KL" in said and "N = 24, H = 8, V = 300" in said
+    tables = json.loads(file.read_text())["tables"]
     ratios = {row[0]: row[2] for row in tables[0]["rows"]}
     assert ratios["bare products"] == 1 and ratios["trustclip"] > 0
-    assert files["markdown"].read_text().count("| trustclip |") == 1
-    assert files["figure"].read_text().startswith("<svg")
 
 
-def test_intervals_and_methods(capsys):
-    assert main(["bench", "intervals", "--tokens", "64", "--repeats", "1"]) == 0
-    assert "bisection" in capsys.readouterr().out
-    import trustclip as tc
-
-    assert main(["bench", "methods", "--sequences", "2", "--length", "8", "--repeats", "1"]) == 0
-    printed = capsys.readouterr().out
-    assert all(f"{name} " in printed for name in tc.methods())
-
-
-def test_newton_agrees_with_bisection():
-    (table,) = intervals.run(intervals.IntervalOptions(tokens=500, repeats=1))
-    error: Any = table.rows[0][3]
-    assert table.rows[0][0] == "binary KL, Newton" and error < 1e-9
+def test_methods(monkeypatch, capsys):
+    program(method_cost, monkeypatch, "--sequences", "2", "--length", "8", "--repeats", "1")
+    said = capsys.readouterr().out
+    assert all(f"{name} " in said for name in tc.methods())
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("module", "arguments", "message"),
     [
-        (["heads"], "unknown topic of bench 'heads'; did you mean 'head'?"),
-        (["head", "--tokens", "0"], "--tokens must be at least 1, got 0"),
-        (["head", "--figure", "x.svg"], "add --scaling"),
-        (["intervals", "--figure", "x.svg"], "intervals has no figure"),
-        (["intervals", "--delta", "0"], "--delta must be from 1e-6 to 300 nats, got 0"),
-        (["methods", "--length", "-1"], "--length must be at least 1, got -1"),
-        (["head", "--json", "no/such/folder/x.json"], "does not exist"),
+        (heads, ["--tokens", "0"], "--tokens must be at least 1, got 0"),
+        (heads, ["--device", "cuda"], "finds no CUDA device"),
+        (method_cost, ["--length", "-1"], "--length must be at least 1, got -1"),
     ],
 )
-def test_bad_arguments(arguments, message, capsys):
-    try:
-        status = main(["bench", *arguments])
-    except SystemExit as left:  # tyro's way
-        status = left.code
-    told = " ".join(capsys.readouterr().err.replace("│", " ").split())
-    assert status == 2 and message in told
-
-
-def test_no_cuda_device(capsys):
-    if torch.cuda.is_available():
+def test_bad_arguments(module, arguments, message, monkeypatch):
+    if "cuda" in arguments and torch.cuda.is_available():
         pytest.skip("there is one")
-    assert main(["bench", "head", "--device", "cuda"]) == 2
-    assert "finds no CUDA device" in capsys.readouterr().err
+    with pytest.raises((SystemExit, ValueError), match=message):
+        program(module, monkeypatch, *arguments)
+
+
+def test_the_command_has_one_topic(capsys):
+    assert main(["bench", "head"]) == 2
+    assert "unknown topic of bench 'head'" in capsys.readouterr().err
 
 
 def test_seconds_are_medians_of_turns(monkeypatch):

@@ -12,13 +12,12 @@ from trustclip.cli.main import main
 from trustclip.constraints.aggregation import aggregate
 from trustclip.constraints.candidates import Candidates
 from trustclip.engines.limits import refusal
-from trustclip.engines.rounding import round_trip
-from trustclip.engines.sampler import Sampler
 from trustclip_lab.recipes import LAB
 from trustclip_lab.stack import LabSettings, cells, load, run_lab, train
 from trustclip_lab.stack.methods import SUPPLY, StackedMethod, batches_of
 from trustclip_lab.stack.policies import POLICIES, sample
 from trustclip_lab.stack.results import Curve, read
+from trustclip_lab.stack.sampler import Sampler, round_trip
 from trustclip_lab.stack.streams import Stream
 from trustclip_lab.stack.table import paired
 from trustclip_lab.stack.tasks import TASKS, task
@@ -250,7 +249,6 @@ def test_wrong_settings_are_named(capsys, tmp_path):
         "--method=art": "did you mean",
         "--sampler.dtype=int9": "int8",
         "--depth=7": "must divide",
-        "--sampler.top-p=0.9": "leave the others out",
         "--sweep.seeds=[1, 2]": "its own key",
         "--sweep.depth=[4, 5]": "must divide",
         "--sweep.sampler={old: {leg: 1}}": "lag",

@@ -6,9 +6,9 @@ import mismatch
 import mismatch_report
 import numpy as np
 import pytest
+from early_warning import Observation, alarm, auc, auc_interval
 
 from trustclip_lab.stack.results import number, read
-from trustclip_lab.stack.warning import Observation, alarm, auc, auc_interval
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "mismatch-tiny"
 DOC = FOLDER / "README.md"

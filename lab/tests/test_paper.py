@@ -2,16 +2,14 @@
 
 import json
 import re
-from io import StringIO
 from itertools import product
 
 import numpy as np
 import pytest
-from rich.console import Console
 from scipy import stats as scipy_stats
 
+from trustclip.cli.main import main
 from trustclip.stats import RunSummary, welch
-from trustclip_lab.cli.laboratory import paper
 from trustclip_lab.paper.audit import (
     ATR_REPEATED,
     Audit,
@@ -26,7 +24,6 @@ from trustclip_lab.paper.cells import (
     single_run_faults,
     spreads_of,
 )
-from trustclip_lab.paper.console import render
 from trustclip_lab.paper.power import dunnett_bound, power_of
 
 
@@ -205,29 +202,6 @@ def test_sampling_variance_by_simulation(metric):
     assert sampling_variance(row, metric) == pytest.approx(variance, rel=0.03)
 
 
-def test_render_prints_what_was_found():
-    out = StringIO()
-    render(audit(), Console(file=out, width=120))
-    text = " ".join(out.getvalue().split())
-    for words in (
-        "16 rows, 180 scores, no inconsistent cells",
-        "impossible: Clip (ε = 0.329), amc23 Mean@8 40.18 ± 1.60",
-        "40.16 would fit",
-        "64 fit only the population std (divisor 3), 0 only the sample std, 7 both, 1 neither",
-        "11 of 11 baselines; 6 gaps have p <= 0.05 by Welch's test alone, 0 after Holm's",
-        "8 by Dunnett's test",
-        "exceed sampling noise: none",
-        "find 1 points 1% and 11%; 2 points 8% and 60%; 3 points 24% and 96%",
-        "Had the printed stds been sample stds, 1 of 22 gaps would survive Holm's correction",
-        "55 of the 83 AMC problems occur in DAPO-Math-17k",
-        "every ratio is 1 and no constraint acts",
-        "clip-higher (0.329, 0.422) token by token; Table 3 has no such row",
-        "for Pass@8 it is Soft Gate",
-    ):
-        assert words in text
-    assert "\\[" not in text and "[bold]" not in text and "[+2.7, +7.9]" in text
-
-
 def test_power_is_that_of_the_tests_themselves():
     """Dunnett's bound against scipy's own test, and both powers by drawing whole experiments."""
     rng = np.random.default_rng(1)
@@ -255,14 +229,8 @@ def test_without_amc_a_gap_is_that_of_the_two_aimes(found):
     assert claim.without_amc == pytest.approx(of[0] - of[1])
 
 
-def test_the_command_writes_text_or_json_to_a_file_and_overwrites_nothing(tmp_path, capsys):
-    out = tmp_path / "deep" / "audit.json"
-    assert paper(["--json", "--out", str(out)]) == 0
-    read = json.loads(out.read_text())
+def test_the_command_prints_the_whole_audit(capsys):
+    assert main(["paper"]) == 0
+    read = json.loads(capsys.readouterr().out)
     assert len(read["claims"]) == 22 and read["context"]["inert"] is True
     assert read["conventions"] == {"population": 64, "sample": 0, "both": 7, "neither": 1}
-    with pytest.raises(ValueError, match="exists"):
-        paper(["--out", str(out)])
-    assert paper(["--out", str(tmp_path / "audit.txt")]) == 0
-    assert "What survives" in (tmp_path / "audit.txt").read_text()
-    assert capsys.readouterr().out == ""

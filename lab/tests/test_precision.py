@@ -8,7 +8,7 @@ import torch
 
 import trustclip as tc
 from trustclip.constraints.candidates import Candidates
-from trustclip_lab.bench.methods import batch_of
+from trustclip_lab.bench.gpu.edges import batch_of
 
 
 def both(method: Any, given: dict[str, Any]) -> torch.Tensor:

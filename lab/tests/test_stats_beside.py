@@ -4,12 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from arena_scores import adjusted_runs, heterogeneity
 from scipy import stats
+from smallest_gap import gap_for
 
 from trustclip.stats import RunSummary
 from trustclip.stats.planning import seeds_for
-from trustclip_lab.stats.equivalence import adjusted_runs, equivalence_p, heterogeneity
-from trustclip_lab.stats.planning import gap_for
+from trustclip_lab.stats.equivalence import equivalence_p
 
 scipy_stats: Any = stats  # whose results are named tuples that no type checker knows
 

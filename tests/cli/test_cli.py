@@ -21,8 +21,8 @@ import trustclip as tc
 from trustclip.cli.arguments import parse
 from trustclip.cli.main import main
 from trustclip.cli.registry import COMMANDS
-from trustclip.engines.sampler import Sampler
 from trustclip.support.marks import Also, Argument
+from trustclip.train.problems.prompts import Prompt
 
 
 def test_help_names_every_command_and_loads_no_torch():
@@ -277,7 +277,7 @@ def test_words_become_values_of_the_fields_types():
         fast: bool = False
         kind: Literal["a", "b"] = "a"
         names: Annotated[tuple[str, ...], Also(("-n",))] = ()
-        sampler: Sampler = dataclasses.field(default_factory=Sampler)
+        prompt: Prompt = dataclasses.field(default_factory=Prompt)
 
     def read(text):
         return parse(Wanted, text.split(), "wanted")
@@ -288,8 +288,8 @@ def test_words_become_values_of_the_fields_types():
     )
     assert read("a --names=x --no-fast") == Wanted((Path("a"),), names=("x",))
     assert read("a -n 1 2 --kind b --rate -1").names == ("1", "2")
-    given = parse(Wanted, ["--sampler.lag", "2"], "wanted")
-    assert given.runs == () and given.sampler == {"lag": 2}  # what a checked class makes one of
+    given = parse(Wanted, ["--prompt.system", "x"], "wanted")
+    assert given.runs == () and given.prompt == {"system": "x"}  # a checked class makes one
     for text, words in (
         ("--count x", "--count {None}|INT: got 'x'; see trustclip wanted --help."),
         ("--count true", "--count {None}|INT: got 'true'"),

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-import trl_runs
 from method_cases import random_batch
 
 import trustclip as tc
@@ -27,15 +26,6 @@ def test_it_is_refused_where_nobody_knows_the_lag() -> None:
         tc.coefficient(method, batch)
     with pytest.raises(ValueError, match="'clip_cov' measures a generation"):
         tc.method("anchored", inner="clip_cov", anchor="interpolated")
-
-
-def test_a_stale_sampler_trains_in_trl(tmp_path: Any) -> None:
-    given = {"decoder": "auto", "sampler": {"lag": 1}, "max_steps": 6, "num_iterations": 2}
-    run = trl_runs.constrained(
-        tmp_path, "anchored", {"inner": "clip", "anchor": "interpolated"}, **given
-    )
-    assert run.parameters.isfinite().all()
-    assert max(run.column("trustclip/gated")) > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -29,9 +29,6 @@ LATE = [
     ("rl.trl", {"vllm_mode": "colocat"}, "'colocate' or 'server'"),
     ("rl.method", {"name": "truly_ppo", "variant": "truly"}, "gradient of the full KL"),
     ("rl.method", {"name": "clip", "level": "turn"}, "use level 'sequence' or 'token'"),
-    ("rl.sampler", {"dtype": "int7"}, "Did you mean 'int8'?"),
-    ("rl.sampler", {"lagg": 1}, "did you mean 'rl.sampler.lag'?"),
-    ("rl.sampler", {"top_p": 0}, "greater than 0"),
 ]
 
 #: A value that is not what it seems to be.
@@ -132,8 +129,6 @@ def test_values_are_kept_as_they_were_checked(tmp_path):
     assert recipe.rl.learning_rate == 1e-5 and isinstance(recipe.rl.learning_rate, float)
     for value in ({"adam_beta2": 0.99}, {"save_strategy": "no"}, {"max_grad_norm": 1}):
         assert load_recipe(changed(tmp_path, "rl.trl", value)).rl.trl == value
-    adapted = load_recipe(changed(tmp_path, "rl.sampler", {"dtype": "int8"})).rl
-    assert adapted.lora_r == 32 and adapted.sampler is not None
 
 
 def test_what_is_not_installed_is_refused_before_a_run_directory_is_made(tmp_path, monkeypatch):
@@ -175,18 +170,13 @@ def test_one_function_says_whether_trl_trains_a_method(tmp_path, name):
     assert bool(found) == (not set(method.requires) <= trl.fields)
 
 
-#: Changes that leave a method without the sampler's log-probabilities, or a copy without a decoder.
+#: Changes that leave a method without the sampler's log-probabilities.
 WITHOUT_SAMPLER = [
     (
         {"rl.method": "tis", "rl.trl": {"use_transformers_continuous_batching": True}},
         "set use_transformers_continuous_batching=False",
     ),
     ({"rl.method": "icepop", "rl.use_vllm": True}, "vllm_importance_sampling_correction=False"),
-    (
-        {"rl.sampler.lag": 1, "rl.lora_r": 0, "rl.trl": {"decoder": "transformers"}},
-        "decoder='transformers'; leave `sampler` out",
-    ),
-    ({"rl.sampler.lag": 1, "rl.lora_r": 0, "rl.top_p": 0.9}, "set `sampler.top_p` alone"),
 ]
 
 

@@ -107,8 +107,8 @@ def options_of(cls: Any, prefix: str = "") -> tuple[Option, ...]:
 
     Example:
       >>> from trustclip.train.settings.stages import RLStage
-      >>> [one.path for one in options_of(RLStage) if one.path.startswith("sampler")][:2]
-      ['sampler.dtype', 'sampler.lag']
+      >>> [one.path for one in options_of(RLStage) if one.path.startswith("top_")]
+      ['top_p']
     """
     hints, bare = get_type_hints(cls, include_extras=True), get_type_hints(cls)
     docs = descriptions(cls)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import Field, PlainValidator
 
-from trustclip.engines.sampler import Sampler, as_sampler
 from trustclip.engines.served import Weights
 from trustclip.support.checked import Whole, checked
 from trustclip.support.marks import Neutral, Since, ToEngine, descriptions
@@ -57,11 +56,6 @@ class EngineSettings:
     kept of the same tokens is in metrics.jsonl, `explain` and the report."""
     allow_inert: ToEngine[bool] = False
     """Train although the schedule keeps the ratio at 1, where no constraint acts."""
-    sampler: ToEngine[
-        Annotated[Sampler, Since(before=Sampler(), same=lambda value: as_sampler(value).exact)]
-    ] = Sampler()
-    """Sample from a rounded, quantised or older copy of the policy, to study a mismatch: the fields
-    of `trustclip.engines.sampler.Sampler`."""
     replay: ToEngine[Annotated[bool, Since(before=False)]] = False
     """Give every token its probability among those that the sampler could draw there, where top-p
     or top-k cut it off, so that trainer and sampler agree. These tokens then are the candidates.

@@ -163,18 +163,22 @@ _NEUTRAL: Mapping[str, tuple[str, ...]] = {
 _LORA = {"dropout": 0.0, "target_modules": "all-linear", "modules_to_save": ()}
 _LORA |= {"use_rslora": False, "use_dora": False, "bias": "none"}
 _SAMPLER = {"dtype": "float32", "lag": 0, "top_p": 1.0, "top_k": 0}
+_BRAKE = {"rule": "off", "reference": 1.0}
 _TESTS = {"columns": {}, "prompt": {}, "reward": "correct"}
 _DATA = {"columns": {}, "prompt": {}, "split": None, "exclude": "none", "lora": _LORA}
 #: By what a mapping is of, the settings that older runs do not have, with what those runs did.
 _BEFORE: Mapping[str, Mapping[str, Any]] = {
     "run": {"dtype": "auto"},
     "sft": _DATA,
-    "rl": {**_DATA, "sampler": _SAMPLER, "replay": False, "candidates": None, "server": "none"},
+    "rl": {
+        **{**_DATA, "replay": False, "candidates": None, "server": "none"},
+        **{"sampler": _SAMPLER, "brake": _BRAKE},  # of 0.2: what no sampler and no brake are
+    },
     "eval": {**_TESTS, "dtype": "auto", "vllm": {}},
     "eval of a recipe": _TESTS,
 }
 #: Those whose parts may be left out, or be null.
-_IN_PARTS = ("prompt", "lora", "sampler")
+_IN_PARTS = ("prompt", "lora", "sampler", "brake")
 
 
 def _older(config: Mapping[str, Any]) -> Marks:

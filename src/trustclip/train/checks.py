@@ -75,11 +75,6 @@ def _(settings: SFTStage) -> Iterator[Complaint]:
 def _(settings: RLStage) -> Iterator[Complaint]:
     errors = [*_source(settings.dataset, settings.split, settings.columns)]
     errors += [*_schedule(settings), *_options(settings), *_adapters(settings)]
-    if settings.top_p < 1 and not settings.sampler.exact:  # no copy of the policy can sample so
-        text = (
-            f"`top_p` = {settings.top_p:g} does not go with `sampler`: set `sampler.top_p` alone."
-        )
-        errors.append((("top_p",), text))
     errors += _method(settings.method, limits.ALONE)
     if importlib.util.find_spec("trl") is None:
         yield from errors  # the machine that launches a suite need not be one that trains

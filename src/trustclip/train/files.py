@@ -164,7 +164,6 @@ def demo_recipe(settings: DemoSettings, output_dir: Path) -> Recipe:
         "output_dir": output_dir,
         "seed": settings.seed,
         "rl.method": settings.method,
-        "rl.sampler": plain(settings.sampler),
         "rl.max_steps": updates * (settings.generations or content["rl"]["max_steps"] // updates),
         "eval.limit": settings.test_problems or content["eval"]["limit"],
         "eval.every": 0,

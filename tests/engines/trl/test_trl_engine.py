@@ -418,7 +418,6 @@ ADAPTIVE = {"controller": "target_gate", "share": 0.02}
         {"gradient_accumulation_steps": 2},
         {"generation_batch_size": 32},
         {"method": {"name": "atr", "delta": ADAPTIVE}, "shadows": ["clip"]},
-        {"sampler": {"lag": 1}, "method": "tis"},
     ],
     ids=str,
 )

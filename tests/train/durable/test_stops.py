@@ -10,7 +10,7 @@ import time
 
 import pytest
 from durable_runs import Rows, differences, grpo, sft, timeless
-from test_resume import ATR, CLIP_COV, FULL_KL, OLD_COPY, disturb, schedule
+from test_resume import ATR, CLIP_COV, FULL_KL, disturb, schedule
 from transformers import Qwen3Model
 
 from trustclip.engines.trl.sampling.decoding import Decoder
@@ -80,7 +80,6 @@ RUNS = {
         grpo,
         {**CLIP_COV, **schedule(4, 2, 2), "decoder": "transformers", "log_completions": True},
     ),
-    "tis, a sampler that lags": (grpo, {**OLD_COPY, **schedule(1, 2, 1)}),
     "clip, three micro-batches": (grpo, {"method": "clip", **schedule(2, 2, 3), "prompts": 8}),
     "sft, dropout, three micro-batches": (
         sft,

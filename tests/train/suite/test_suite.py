@@ -383,18 +383,16 @@ def test_a_sweep_is_a_label_for_every_value(folder):
 
 
 def test_a_sweep_of_mappings_has_labels(folder):
-    samplers = {"exact": {}, "old": {"lag": 4}, "coarse": {"dtype": "int8", "lag": 1}}
+    decays = {"plain": {}, "strong": {"weight_decay": 0.1}, "weak": {"weight_decay": 0.01}}
     whole = {"rl.lora_r": 0}
-    folder.write(
-        seeds=[0], changes=whole, sweep={"rl.sampler": samplers, "rl.reward_noise": [0.0, 0.2]}
-    )
+    folder.write(seeds=[0], changes=whole, sweep={"rl.trl": decays, "rl.reward_noise": [0.0, 0.2]})
     jobs = [job for job in plan(folder.file).runs if job.label == "atr"]
     assert len(jobs) == 6 and len({job.name for job in jobs}) == 6
-    old = next(job for job in jobs if job.swept == {"rl.sampler": "old", "rl.reward_noise": 0.2})
-    assert old.name.startswith("atr-samplerold-reward_noise0.2-seed0-")
-    assert old.setting == "tiny, sampler old, reward_noise 0.2"
-    assert old.settings["rl"]["sampler"]["lag"] == 4
-    exact = next(job for job in jobs if job.swept["rl.sampler"] == "exact")
+    old = next(job for job in jobs if job.swept == {"rl.trl": "strong", "rl.reward_noise": 0.2})
+    assert old.name.startswith("atr-trlstrong-reward_noise0.2-seed0-")
+    assert old.setting == "tiny, trl strong, reward_noise 0.2"
+    assert old.settings["rl"]["trl"]["weight_decay"] == 0.1
+    exact = next(job for job in jobs if job.swept["rl.trl"] == "plain")
     noise = [exact.swept["rl.reward_noise"]]
     folder.write(seeds=[0], changes=whole, sweep={"rl.reward_noise": noise})
     (same,) = (job for job in plan(folder.file).runs if job.label == "atr")
@@ -446,10 +444,10 @@ MALFORMED = {
     "seeds": ({"seeds": [1, 1]}, ["`seeds` has a duplicate"]),
     "key": ({"seed": [1]}, ["unknown key 'seed'", "'seeds'"]),
     "inert": ({"changes": {"rl.num_iterations": 1}}, ["inert"]),
-    "sweep without values": ({"sweep": {"rl.sampler": {}}}, ["`sweep.rl.sampler`", "labels"]),
-    "sweep of mappings": ({"sweep": {"rl.sampler": [{"lag": 1}]}}, ["labels with a value each"]),
-    "swept value": ({"sweep": {"rl.sampler": {"old": {"leg": 1}}}}, ["leg"]),
-    "swept label": ({"sweep": {"rl.sampler": {"a/b": {"lag": 1}}}}, ["'a/b'", "folder name"]),
+    "sweep without values": ({"sweep": {"rl.trl": {}}}, ["`sweep.rl.trl`", "labels"]),
+    "sweep of mappings": ({"sweep": {"rl.trl": [{"beta": 1}]}}, ["labels with a value each"]),
+    "swept value": ({"sweep": {"rl.trl": {"old": {"leg": 1}}}}, ["leg"]),
+    "swept label": ({"sweep": {"rl.trl": {"a/b": {}}}}, ["'a/b'", "folder name"]),
     "models": (
         {"models": ["a/b"], "recipe": ["recipe.yaml", "./recipe.yaml.yaml"]},
         ["cannot be combined"],

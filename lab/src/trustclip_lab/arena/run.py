@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import torch
 import yaml
 from rich.console import Console
-from rich.table import Table
 
 from trustclip.stats import curves
 from trustclip.support.jsonl import plain, write_text
@@ -24,7 +22,7 @@ from trustclip.support.settings import Source, build
 from trustclip.train.files import load_yaml
 from trustclip_lab.arena import plan
 from trustclip_lab.arena.plan import Cell
-from trustclip_lab.arena.settings import MAIN, ArenaSettings
+from trustclip_lab.arena.settings import ArenaSettings
 from trustclip_lab.arena.table import parse_row, write_runs
 from trustclip_lab.stack.results import Curve, read, summary, write_rows
 from trustclip_lab.stack.run import curves_of
@@ -84,44 +82,6 @@ def run_arena(settings: ArenaSettings, console: Console) -> list[dict[str, Any]]
     finally:
         rows = collect(settings, console)
     return rows
-
-
-def run_part(settings: ArenaSettings, console: Console, part: int, parts: int) -> int:
-    """One of several parts of the runs, for jobs that share the folder; no table is written.
-
-    Each setting's cells are dealt out in turn. Tests wait for all trials of their setting: where
-    those of other parts are missing, the tests are left for another call.
-
-    Args:
-      settings: of the arena.
-      console: where progress goes.
-      part: from 1 to ``parts``.
-      parts: how many jobs there are.
-
-    Returns:
-      The number of settings whose tests are left.
-
-    Raises:
-      ValueError: there is no such part.
-    """
-    if not 1 <= part <= parts:
-        raise ValueError(f"a part is one of 1/{parts} to {parts}/{parts}, got {part}/{parts}.")
-    (settings.output_dir / "cells").mkdir(parents=True, exist_ok=True)
-    waiting, mine = 0, slice(part - 1, None, parts)
-    with _workers(settings.jobs) as pool:
-        for place in plan.places(settings):
-            cells = plan.tuning(settings, place)
-            _complete(cells[mine], pool, console)
-            if all(cell.path.exists() for cell in cells):
-                _complete(plan.tests(settings, place, best_trials(cells))[mine], pool, console)
-            else:
-                waiting += 1
-    if waiting:
-        console.print(
-            f"{waiting} settings wait for trials of other parts: give the same command again when "
-            "those have ended"
-        )
-    return waiting
 
 
 def collect(settings: ArenaSettings, console: Console) -> list[dict[str, Any]]:
@@ -198,15 +158,10 @@ def _complete(cells: Sequence[Cell], pool: ProcessPoolExecutor | None, console: 
 def compute(cell: Cell) -> None:
     """Train the runs of a cell and write their rows."""
     started = time.process_time()
-    trained = _train_cell(cell)
+    torch.set_num_threads(1)  # more are `jobs`; sums, and so runs, depend on the number of threads
+    trained = train(cell.lab, *cell.stack)
     seconds = (time.process_time() - started) / cell.runs
     write_rows(cell.path, rows_of(cell, trained, cell.stack[1], seconds))
-
-
-def _train_cell(cell: Cell, **changes: Any) -> TrainingResult:
-    """The runs of a cell, with changes of the lab's settings."""
-    torch.set_num_threads(1)  # more are `jobs`; sums, and so runs, depend on the number of threads
-    return train(replace(cell.lab, **changes), *cell.stack)
 
 
 def rows_of(
@@ -246,40 +201,3 @@ def time_to(curve: Curve, tail: int, score: float) -> float:
     """
     means = curve.tail_means(tail)
     return curves.reached(range(len(means)), means, score)
-
-
-def estimate(settings: ArenaSettings) -> Table:
-    """Runs of every setting and the CPU time that they may take, measured here."""
-    table = Table(
-        "design", "task", "depth", "runs", "done", "CPU minutes", box=None, pad_edge=False
-    )
-    choice, total = plan.first(settings), 0.0
-    for place in plan.places(settings):
-        trials = plan.tuning(settings, place)
-        seconds = _seconds_of_a_run(trials[0])
-        cells = trials if place.design == MAIN else []
-        open_cells = [cell for cell in cells if not cell.path.exists()]
-        tests = plan.tests(settings, place, choice)
-        runs = sum(cell.runs for cell in [*cells, *tests])
-        remaining = sum(cell.runs for cell in [*open_cells, *tests])
-        total += remaining * seconds
-        at = (place.design, place.task, str(place.depth), str(runs), str(runs - remaining))
-        table.add_row(*at, f"{remaining * seconds / 60:.1f}")
-    table.caption = (
-        f"in all {total / 60:.0f} CPU minutes, from generations of each setting timed here; "
-        "`done` counts trials; a test is known once its trial is chosen."
-    )
-    return table
-
-
-def _seconds_of_a_run(cell: Cell) -> float:
-    """From one generation and from two: what is done once is not counted in each of them."""
-
-    def took(generations: int) -> float:
-        started = time.process_time()
-        _train_cell(cell, generations=generations, sft_steps=0)
-        return time.process_time() - started
-
-    once = took(1)
-    each = max(took(2) - once, 0.0)
-    return (once + (cell.lab.generations - 1) * each) / cell.runs

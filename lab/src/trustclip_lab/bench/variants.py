@@ -11,6 +11,8 @@ from torch import Tensor
 from trustclip import head
 from trustclip.head.product import Head, Tile, add_product
 
+#: Sizes with the names of the models whose heads they are: (hidden, vocabulary).
+MODELS = {"qwen3-1.7b": (2048, 151_936), "qwen3-8b": (4096, 151_936)}
 #: Rows of logits that the naive entropy takes at once, as TRL's does.
 _ENTROPY_ROWS = 128
 #: Tokens kept of the old policy where only its likeliest are.

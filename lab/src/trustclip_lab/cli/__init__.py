@@ -18,6 +18,6 @@ COMMANDS = {
     "paper": Command(_LABORATORY, "the ATR-GRPO paper's tables, audited"),
     "bench": Command(
         "trustclip_lab.cli.bench",
-        "cost of the head, the bounds and the methods, compared with others",
+        "what a GPU settles: the head against others, in stages that resume",
     ),
 }

@@ -1,15 +1,13 @@
 """The laboratory's commands, but ``bench``: ``trustclip lab``, ``arena``, ``theory``, ..."""
 
 import dataclasses
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from trustclip.cli.arguments import changes_of, parse, reads, require, split_option
-from trustclip.support.jsonl import write_text
-from trustclip.support.marks import Also, Argument
+from trustclip.cli.arguments import changes_of, parse, reads, split_option
+from trustclip.support.marks import Also
 from trustclip.support.terminal import Terminal, say
 
 
@@ -61,63 +59,33 @@ def lab(argv: Sequence[str]) -> int:
 
 
 ARENA = """\
-usage: trustclip arena FILE [--dry-run | --part K/N | --collect] [--NAME VALUE ...]
-       trustclip arena page FOLDER [--out FILE] [--add SUBMISSION ...]
-       trustclip arena verify FOLDER [--against ARENA] [--check CELLS]
+usage: trustclip arena FILE [--NAME VALUE ...]
 
 Constraints with equal tuning budgets on many seeds of the lab: every trial on tuning seeds, the
 best of each constraint on fresh ones. The same command continues what was interrupted.
 
   FILE           YAML of the settings below, or the name of one that comes along, such as arena
-  --dry-run      check everything, print the number of runs and an estimate of their time
-  --part K/N     the K-th of N parts, for jobs of a cluster that share the folder: call them all,
-                 call them all again for the tests, then --collect
-  --collect      write the table of the settings that are complete, and train nothing
   --NAME VALUE   change a setting of the file by its path, such as --output-dir, --jobs,
                  --depths '{4: {}, 256: {passes: 16}}' or --axes '{}'
-  page           leaderboard, contrasts, profiles, tuning curves, tasks, of a folder of runs
-    verify         run some cells of a folder again, and say whether they are the same to the last
-                 digit
 
 A constraint of your own: --constraints '{mine: ...}' --reference mine --contrasts '{}'
---controls '{}' --output-dir mine; with --allow-code where it names a module. `arena page ARENA
---add mine` shows it beside the arena's.
+--controls '{}' --output-dir mine; with --allow-code where it names a module.
 """
 
 
 def arena(argv: Sequence[str]) -> int:
     """``trustclip arena FILE``: constraints tuned alike and compared on fresh seeds."""
-    if argv and argv[0] in ("page", "verify"):
-        return {"page": page, "verify": verify}[argv[0]](argv[1:])
     from trustclip.train.shipped import locate
-    from trustclip_lab.arena.run import collect, estimate, load, run_arena, run_part
+    from trustclip_lab.arena.run import load, run_arena
     from trustclip_lab.arena.settings import ArenaSettings
 
     if {"-h", "--help"} & set(argv):
         parse(ArenaSettings, ["--help"], "arena", usage=ARENA)
-    switches = ("--dry-run", "--collect")
-    rest, part = split_option([one for one in argv if one not in switches], "--part")
-    files, changes = changes_of(rest, ArenaSettings)
+    files, changes = changes_of(argv, ArenaSettings)
     if len(files) != 1:
         raise ValueError(f"give one file, got {len(files)}; see trustclip arena --help.")
-    settings, console = load(locate(Path(files[0])), changes), Terminal()
-    if "--dry-run" in argv:
-        console.print(estimate(settings))
-    elif "--collect" in argv:
-        collect(settings, console)
-    elif part is not None:
-        run_part(settings, console, *_part(part))
-    else:
-        run_arena(settings, console)
+    run_arena(load(locate(Path(files[0])), changes), Terminal())
     return 0
-
-
-def _part(text: str) -> tuple[int, int]:
-    """Part and number of parts, of ``"3/8"``."""
-    part, _, parts = text.partition("/")
-    if not (part.isdecimal() and parts.isdecimal()):
-        raise ValueError(f"--part is the number of a part and of all, such as 3/8; got {text!r}.")
-    return int(part), int(parts)
 
 
 def control(argv: Sequence[str]) -> int:
@@ -132,87 +100,17 @@ def control(argv: Sequence[str]) -> int:
     return 0
 
 
-def page(argv: Sequence[str]) -> int:
-    """The page of a folder of the arena, with other folders' constraints beside its own."""
-    from trustclip_lab.arena.entry import combine, plan_differences, read_entry
-    from trustclip_lab.arena.page import contents, write_page
-
-    @dataclasses.dataclass
-    class Options:
-        folder: Argument[Path]
-        """Folder of the arena: arena.yaml and runs.parquet."""
-        out: Path = Path("arena.html")
-        """File of the page."""
-        add: tuple[Path, ...] = ()
-        """Folders of other constraints, run by the same plan."""
-
-    options = parse(Options, argv, "arena page")
-    arena = read_entry(options.folder)
-    entries = [read_entry(folder) for folder in options.add]
-    for folder, entry in zip(options.add, entries, strict=True):
-        if problems := plan_differences(entry, arena):
-            raise ValueError(f"{folder} has another plan:\n" + _list(problems))
-    every = combine(arena, entries) if entries else arena
-    say(write_page(contents(every, {}), options.out))
-    return 0
-
-
-def verify(argv: Sequence[str]) -> int:
-    """Whether repeated runs of a folder are the same."""
-    from trustclip_lab.arena.entry import read_entry
-    from trustclip_lab.arena.reruns import differences
-
-    @dataclasses.dataclass
-    class Options:
-        folder: Argument[Path]
-        """Folder that `trustclip arena` has written."""
-        check: int = 5
-        """Cells, drawn at random, of which a few seeds are run again and compared."""
-
-    options = parse(Options, argv, "arena verify")
-    if options.check < 1:
-        raise ValueError(f"`check` is a number of cells, 1 or more; got {options.check}.")
-    entry = read_entry(options.folder)
-    if problems := [*differences(entry, options.check)]:
-        raise ValueError(f"{options.folder}: its runs differ here.\n" + _list(problems))
-    say(f"{len(entry.runs)} runs, {options.check} cells run again are the same.")
-    return 0
-
-
-def _list(sentences: Sequence[str]) -> str:
-    return "\n".join(f"- {sentence}" for sentence in sentences)
-
-
 @dataclasses.dataclass
 class Paper:
-    """The ATR-GRPO paper's tables, audited."""
-
-    json: bool = False
-    """Write JSON instead of text: every cell, test, interval and power."""
-    out: Path | None = None
-    """Write to this file instead of the terminal."""
+    """The ATR-GRPO paper's tables, audited: every cell, test, interval and power, as JSON."""
 
 
 @reads(Paper)
 def paper(options: Paper) -> int:
-    """``trustclip paper [--json] [--out FILE]``: which claims the paper's tables support."""
-    if options.out is not None and options.out.exists():
-        raise ValueError(f"{options.out} exists; choose another --out.")
+    """``trustclip paper``: which claims the paper's tables support, as JSON."""
     from trustclip_lab.paper.audit import audit
-    from trustclip_lab.paper.console import render
 
-    text = io.StringIO()
-    if options.json:
-        text.write(json.dumps(audit().as_json(), indent=1, ensure_ascii=False) + "\n")
-    elif options.out is not None:
-        render(audit(), Terminal(file=text, width=160, soft_wrap=True))
-    else:
-        render(audit(), Terminal(soft_wrap=True))
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(options.out, text.getvalue())
-    else:
-        say(text.getvalue(), end="")
+    say(json.dumps(audit().as_json(), indent=1, ensure_ascii=False))
     return 0
 
 
@@ -220,18 +118,13 @@ def paper(options: Paper) -> int:
 class Theory:
     """The paper's theorems, computed on both sides."""
 
-    figures: Path | None = None
-    """Draw the figures into this folder."""
-
 
 @reads(Theory)
 def theory(options: Theory) -> int:
     """The paper's theorems, computed on both sides."""
-    if options.figures is not None:
-        require("matplotlib")
     from trustclip_lab.theory import run_theory
 
-    return run_theory(Terminal(), options.figures)
+    return run_theory(Terminal())
 
 
 def tabular(argv: Sequence[str]) -> int:

@@ -9,10 +9,10 @@ from pydantic import Field
 from trustclip.constraints.aggregation import Aggregation
 from trustclip.constraints.base import Positive
 from trustclip.constraints.registry import Part, method
-from trustclip.engines.sampler import Sampler
 from trustclip.support.checked import Count, Share, Whole, checked
 from trustclip.train.suite.settings import Sweep
 from trustclip_lab.stack.policies import PolicyName
+from trustclip_lab.stack.sampler import Sampler
 
 TaskName = Literal["teacher", "chain", "needle", "many"]
 AdvantageName = Literal["group_mean", "group_standardized", "leave_one_out"]
@@ -97,8 +97,6 @@ class LabSettings:
             )
         if self.methods and self.method != method("atr"):
             raise ValueError("give either `method` or `methods`, not both.")
-        if self.sampler.top_p != 1 or self.sampler.top_k:
-            raise ValueError("`sampler` of the lab has `dtype` and `lag`; leave the others out.")
         if self.policy == "transformer" and self.width % 32:
             raise ValueError(
                 f"`width` of a transformer must be a multiple of 32, got {self.width}."

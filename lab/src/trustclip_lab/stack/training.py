@@ -16,10 +16,9 @@ from trustclip.constraints.aggregation import aggregate
 from trustclip.constraints.candidates import Candidates
 from trustclip.constraints.drift import drift_metrics
 from trustclip.constraints.sampler import sampler_metrics, summary
-from trustclip.engines.rounding import round_trip
-from trustclip.engines.sampler import Sampler
 from trustclip_lab.stack.methods import Fields, StackedMethod, batches_of
 from trustclip_lab.stack.policies import POLICIES, Policy, Weights, sample
+from trustclip_lab.stack.sampler import Sampler, round_trip
 from trustclip_lab.stack.settings import LabSettings
 from trustclip_lab.stack.steps import Step
 from trustclip_lab.stack.streams import Stream
@@ -107,8 +106,7 @@ def fine_tune(policy: Policy, weights: Weights, stream: Stream, steps: int) -> W
 class Copies:
     """The policies that sample: rounded copies, or those of earlier generations.
 
-    As in the tiny models' decoder: generation g is sampled by the policy of generation
-    max(g - lag, 0).
+    Generation g is sampled by the policy of generation max(g - lag, 0).
     """
 
     def __init__(self, sampler: Sampler) -> None:

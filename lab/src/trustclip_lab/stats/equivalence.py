@@ -3,53 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import nan, sqrt
 from typing import Literal
 
 import numpy as np
-from scipy.special import chdtrc, stdtr
 
-from trustclip.stats.confidence import RunSummary, t_quantile
+from trustclip.stats.confidence import RunSummary
 from trustclip.stats.differences import Difference, chance_below, holm
 from trustclip.stats.differences import paired_runs as paired_runs
 from trustclip.stats.scores import Floats
 
 Conclusion = Literal["larger", "smaller", "equivalent", "inconclusive"]
-
-
-def adjusted_runs(values: Floats, covariate: Floats, level: float = 0.95) -> Difference:
-    r"""What a difference would be in runs that are equal in something else.
-
-    The intercept $a$ of the least-squares line $y_i = a + b x_i$ through the differences of each
-    seed, with Student's interval and test of $n - 2$ degrees of freedom: entropies at equal score,
-    say. Far from $x = 0$ it is an extrapolation, and its interval widens.
-
-    Args:
-      values: differences (ours - theirs) of each seed, three or more.
-      covariate: differences of what is held equal, of the same seeds.
-      level: confidence, in (0, 1).
-
-    Returns:
-      `Difference`; nan bounds and p where `covariate` does not vary.
-
-    Example:
-      >>> import numpy as np
-      >>> x = np.array([0.0, 0.1, 0.2, 0.3])
-      >>> result = adjusted_runs(0.5 + 2 * x + np.array([0.01, -0.01, -0.01, 0.01]), x)
-      >>> print(f"{result.value:.2f} [{result.low:.2f}, {result.high:.2f}]")
-      0.50 [0.45, 0.55]
-    """
-    x, y = covariate - covariate.mean(), values - values.mean()
-    squares, freedom = float(x @ x), len(values) - 2
-    if squares == 0 or freedom < 1:
-        return Difference(float(values.mean()), nan, nan, nan)
-    slope = float(x @ y) / squares
-    intercept = float(values.mean() - slope * covariate.mean())
-    variance = float(((y - slope * x) ** 2).sum()) / freedom
-    error = sqrt(variance * (1 / len(values) + float(covariate.mean()) ** 2 / squares))
-    half = t_quantile(level, freedom) * error
-    p = 2 * float(stdtr(freedom, -abs(intercept) / error)) if error else float(intercept == 0)
-    return Difference(intercept, intercept - half, intercept + half, p)
 
 
 def equivalence_p(differences: RunSummary, margin: float) -> float:
@@ -92,47 +55,6 @@ def sign_flip_p(differences: Floats) -> float:
     signs = np.array(list(product((-1, 1), repeat=len(differences))))
     extreme = abs(float(differences.sum())) - 1e-12
     return float((np.abs(signs @ differences) >= extreme).mean())
-
-
-@dataclass(frozen=True)
-class Heterogeneity:
-    """Whether one difference, measured in several places, is one number.
-
-    Args:
-      q: Cochran's Q.
-      freedom: its degrees of freedom, one less than there are places.
-      p: of "the same difference everywhere".
-    """
-
-    q: float
-    freedom: int
-    p: float
-
-
-def heterogeneity(differences: Sequence[RunSummary]) -> Heterogeneity:
-    r"""Cochran's test of differences $d_i$ with standard errors $s_i$ (Cochran, 1954).
-
-    $Q = \sum_i (d_i - \bar d)^2 / s_i^2$ with $\bar d$ their mean weighted by $1/s_i^2$, against
-    $\chi^2$ of one degree less than there are differences. They are taken as independent.
-
-    Args:
-      differences: mean and spread over seeds in each place, all with some spread.
-
-    Returns:
-      `Heterogeneity`; nan where a difference does not spread or there is only one.
-
-    Example:
-      >>> result = heterogeneity([RunSummary(0.05, 0.1, 100), RunSummary(-0.01, 0.1, 100)])
-      >>> print(f"{result.q:.1f} {result.freedom} {result.p:.1e}")
-      18.0 1 2.2e-05
-    """
-    means = np.array([d.mean for d in differences])
-    errors = np.array([d.std / sqrt(d.runs) for d in differences])
-    if len(means) < 2 or (errors == 0).any():
-        return Heterogeneity(nan, len(means) - 1, nan)
-    weights = errors**-2
-    q = float(weights @ (means - weights @ means / weights.sum()) ** 2)
-    return Heterogeneity(q, len(means) - 1, float(chdtrc(len(means) - 1, q)))
 
 
 @dataclass(frozen=True)

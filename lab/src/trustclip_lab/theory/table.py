@@ -1,7 +1,6 @@
-"""The table of all statements, and the figures: ``trustclip theory``."""
+"""The table of all statements: ``trustclip theory``."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -25,12 +24,11 @@ CHECKS: tuple[Callable[[], list[Check]], ...] = (
 )
 
 
-def run_theory(console: Console, figures: Path | None = None) -> int:
-    """Print every statement and whether it holds; optionally draw the figures.
+def run_theory(console: Console) -> int:
+    """Print every statement and whether it holds.
 
     Args:
       console: where the table goes.
-      figures: folder for the three figures (SVG), made if missing; None for none.
 
     Returns:
       0 if every statement holds or fails as expected, else 1.
@@ -47,11 +45,6 @@ def run_theory(console: Console, figures: Path | None = None) -> int:
             f"{len(checks)} statements: {holding} hold, {len(checks) - holding} fail as expected",
             highlight=False,
         )
-    if figures is not None:
-        from trustclip_lab.theory.figures import draw_all
-
-        for path in draw_all(figures):
-            console.print(str(path), highlight=False)
     return 1 if surprises else 0
 
 

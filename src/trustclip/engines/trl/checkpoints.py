@@ -2,8 +2,8 @@
 
 A ``checkpoint-N`` of Transformers' `Trainer` has weights, optimizer, scheduler and random states.
 Added are the thresholds of a method that adapts, the averaged weights that it may be anchored at,
-the policies that a sampler with a lag keeps, and the counters behind warnings. As in TRL, what is
-left of a half-used generation and of metrics not yet logged is not stored: they begin anew.
+and the counters behind warnings. As in TRL, what is left of a half-used generation and of metrics
+not yet logged is not stored: they begin anew.
 """
 
 import json
@@ -29,14 +29,12 @@ _STATE = schemas.mapping(
         "recorded_tokens": int,
         # Its last update, and its sum of weights; JSON has lists.
         "average": Annotated[tuple[int, float], Strict(False)],
-        "copies": list[int],  # how many updates each kept policy has
     },
 )
 
 
 def save(trainer: Any, folder: Path) -> None:
     """Write the engine's state into a checkpoint."""
-    copies = trainer._copies.state()
     step, total, averaged = trainer._average.state() if trainer._average else (0, 0.0, [])
     state = {
         "method": _named(trainer),
@@ -44,12 +42,9 @@ def save(trainer: Any, folder: Path) -> None:
         "last_closed": trainer._last_closed,
         "recorded_tokens": trainer._recorded_tokens,
         "average": [step, total],
-        "copies": [updates for updates, _ in copies],
     }
     (folder / _NUMBERS).write_text(json.dumps(state), encoding="utf-8")
     tensors = {f"average/{i}": weight for i, weight in enumerate(averaged)}
-    for i, (_, weights) in enumerate(copies):
-        tensors |= {f"copies/{i}/{name}": weight for name, weight in weights.items()}
     if tensors:
         save_file({name: x.contiguous() for name, x in tensors.items()}, folder / _TENSORS)
 
@@ -82,10 +77,6 @@ def restore(trainer: Any, folder: Path) -> None:
             trainer._average.restore([*stored["average"], averaged])
         else:
             lost.append("the averaged weights")
-    if trainer.args.sampling().lag:
-        kept = [[n, _under(f"copies/{i}", tensors)] for i, n in enumerate(stored.get("copies", []))]
-        trainer._copies.restore(kept)
-        lost += [] if kept else ["the older policies that sample"]
     if lost:
         warnings.warn(f"{folder} lacks {', '.join(lost)}: begun anew.", stacklevel=2)
 

@@ -3,7 +3,7 @@
 # ruff: noqa: RUF009 (`_option` and `config_field` make a field of a dataclass)
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
 
 from trustclip.constraints.base import Method, Trait, methods
@@ -13,7 +13,6 @@ from trustclip.constraints.schedule import Schedule
 from trustclip.constraints.shadow import shadow_methods
 from trustclip.engines import limits
 from trustclip.engines.limits import Supply
-from trustclip.engines.sampler import Sampler, as_sampler
 from trustclip.engines.served import Weights
 from trustclip.engines.settings import config_field
 from trustclip.engines.trl.likeliest import KEPT, MOST
@@ -84,12 +83,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
       (0.07, 2.0)
     """
 
-    _VALID_DICT_FIELDS: ClassVar = [
-        *GRPOConfig._VALID_DICT_FIELDS,
-        "method",
-        "method_args",
-        "sampler",
-    ]
+    _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "method", "method_args"]
 
     # `str` must come second: Transformers' HfArgumentParser parses the flag as that type.
     method: Method | str | dict[str, Any] | None = config_field("method")
@@ -101,7 +95,6 @@ class ConstrainedGRPOConfig(GRPOConfig):
 
     head: _HEADS = _option("auto", "Output head to use: auto, trustclip or trl.")
     decoder: _DECODERS = _option("auto", "Sampling code on a CPU: auto or transformers.")
-    sampler: dict[str, Any] | str | None = config_field("sampler")
     server: Weights = config_field("server")
     server_url: str = config_field("server_url")
     candidates: int | None = config_field("candidates")
@@ -121,7 +114,6 @@ class ConstrainedGRPOConfig(GRPOConfig):
         spec = "atr" if self.method is None else self.method
         chosen = as_method(with_arguments(spec, self.method_args))
         self.method, self.method_args = chosen, None
-        self.sampler = asdict(as_sampler(self.sampler))
         self.shadows = shadows(self.shadows or (), chosen, supply(self))  # type: ignore[assignment]
         if problems := [*_not_honoured(self, chosen)]:
             raise ValueError("cannot train with these settings: " + " ".join(problems))
@@ -133,10 +125,6 @@ class ConstrainedGRPOConfig(GRPOConfig):
         """The method."""
         assert isinstance(self.method, Method)  # since `__post_init__`
         return self.method
-
-    def sampling(self) -> Sampler:
-        """How the policy that samples differs from the one in training."""
-        return as_sampler(self.sampler)
 
     def cut_off(self) -> Iterator[str]:
         """Settings of TRL's that change the distribution of the samples, as ``name=value``."""
@@ -216,8 +204,7 @@ def _no_replay(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
         yield "`candidates` are the sampler's kept tokens under `replay`: leave `candidates` out."
     elif "candidates" not in (supplied := supply(args)).fields:
         yield f"`replay` needs the tokens that the sampler kept: {supplied.missing['candidates']}."
-    own = args.sampling()
-    if not any((args.top_p < 1, args.top_k, args.min_p, own.top_p < 1, own.top_k)):
+    if not any((args.top_p < 1, args.top_k, args.min_p)):
         yield (
             "`replay` has nothing to replay: no token is cut off; set top_p, top_k or min_p, or "
             "leave `replay` out."
@@ -302,13 +289,6 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
     elif args.candidates and "candidates" not in supplied.fields:
         yield f"`candidates` cannot be kept: {supplied.missing['candidates']}."
     yield from _no_replay(args, chosen)
-    cut = (f"a copy does not apply {setting}" for setting in args.cut_off())
-    reason = next(iter([*undecodable(args), *cut]), None)
-    if reason and not args.sampling().exact:
-        yield (
-            f"`sampler` copies the policy, and no copy can sample here: {reason}; leave `sampler` "
-            "out."
-        )
     yield from _server_conflicts(args, chosen)
     if (
         Trait.CORRECTS_SAMPLER in chosen.traits

@@ -17,7 +17,6 @@ from trustclip.engines.trl.config import undecodable
 from trustclip.engines.trl.sampling import sampled
 from trustclip.engines.trl.sampling.llama import unlike_llama
 from trustclip.engines.trl.sampling.plain import not_plain, own_generate, unlike_generate
-from trustclip.engines.trl.sampling.sampler import uncopied
 from trustclip.engines.trl.scoring import hidden, sharing
 from trustclip.engines.trl.upstream import FUSED_HEAD
 
@@ -82,8 +81,6 @@ def check_sampler(trainer: Any) -> None:
             "the exact KL divergence needs the output head outside of the model's pass, and FSDP 1 "
             "has it flattened among other weights there: set `fsdp_version: 2`."
         )
-    if not trainer.args.sampling().exact and (reason := next(_copy_obstacles(trainer), None)):
-        raise ValueError(f"`sampler` copies the policy, and no copy can sample here: {reason}.")
 
 
 def _check_candidates(trainer: Any) -> None:
@@ -153,17 +150,7 @@ def _additions(trainer: Any) -> Iterator[str]:
         yield reason
 
 
-def _copy_obstacles(trainer: Any) -> Iterator[str]:
-    if obstacle("decoder", trainer) is None:
-        return
-    yield from _other_samplers(trainer)
-    if reason := uncopied(trainer.accelerator.unwrap_model(trainer.model)):
-        yield reason
-    yield from _recording_obstacles(trainer)
-
-
-def _other_samplers(trainer: Any) -> Iterator[str]:
-    """Why neither the decoder nor a copy samples, whatever the model."""
+def _decoder(trainer: Any) -> Iterator[str]:
     yield from undecodable(trainer.args)
     if trainer.rollout_func is not None:
         yield "rollout_func samples"
@@ -171,10 +158,6 @@ def _other_samplers(trainer: Any) -> Iterator[str]:
         yield f"passes run under {trainer.accelerator.mixed_precision} autocast"
     if trainer.accelerator.distributed_type not in ("NO", "MULTI_CPU"):
         yield f"the model is wrapped for {trainer.accelerator.distributed_type}"
-
-
-def _decoder(trainer: Any) -> Iterator[str]:
-    yield from _other_samplers(trainer)
     yield from _additions(trainer)
     if trainer._apart is not None:
         yield trainer._apart

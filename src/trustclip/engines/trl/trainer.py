@@ -46,8 +46,8 @@ from trustclip.engines.trl.recording.records import (
 from trustclip.engines.trl.recording.shares import clip_ratios
 from trustclip.engines.trl.sampling import returned, sampled
 from trustclip.engines.trl.sampling.agreement import disagreement
+from trustclip.engines.trl.sampling.decoding import Decoder
 from trustclip.engines.trl.sampling.generate import stoppable
-from trustclip.engines.trl.sampling.sampler import Copies
 from trustclip.engines.trl.sampling.server import Following
 from trustclip.engines.trl.scoring import average, candidates, hidden, sharing, skipping
 from trustclip.engines.trl.scoring.exact_kl import KLWatch
@@ -129,7 +129,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         "windows": dict[Literal["train", "eval"], _WINDOW],
         "method": schemas.Numbers,
         "old_head": Tensor | None,
-        "copies": NotRequired[list[list[int | dict[str, Tensor]]]],
         "average": NotRequired[list[int | float | list[Tensor]]],
         "logs": dict[str, Any],
     }
@@ -170,9 +169,9 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             self.rollout_func = sampled.same_lengths(self.rollout_func)
         decay = average.decay_of(self.method)
         self._average = None if decay is None else average.Average(self._unwrapped(), decay)
-        self._examined = not args.sampling().exact  # whether samples have been checked
-        self._copies = Copies(args.sampling(), args.kept_candidates())
-        if self.use_vllm and self._copies.likeliest:
+        self._examined = False  # whether samples have been checked
+        self._likeliest = args.kept_candidates()
+        if self.use_vllm and self._likeliest:
             returned.allow(self.vllm_generation, self._vllm_logprobs())
         self._request = self._install_head()  # before the divergences, which use this head's scores
         self._watch = KLWatch(
@@ -283,8 +282,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         if self._server is not None:
             ids, logps, phase.lag = self._server.sample(prompt_ids)
             return ids, logps
-        copied = self._mode == "train" and not self._copies.exact
-        if not copied and not self._takes("decoder"):
+        if not self._takes("decoder"):
             model = self._unwrapped()
             supplied = self.use_vllm or fast_paths.unrecorded(self)
             with stoppable(model, self.stopping):
@@ -296,35 +294,29 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
                     return output
                 if supplied:
                     return turn()
-                tokens, logps, further = sampled.with_logps(model, turn, self._copies.likeliest)
+                tokens, logps, further = sampled.with_logps(model, turn, self._likeliest)
             phase.likeliest += [further] if further else []
             return tokens, logps
-        copies = self._copies
-        if self._mode == "eval":
-            copies = Copies(likeliest=copies.likeliest)
         dtype = fast_paths.DTYPES[self.accelerator.mixed_precision]
-        decoder, version = copies.next(self._unwrapped(), self.state.global_step, dtype)
-        phase.lag = self.state.global_step - version
+        decoder = Decoder(self._unwrapped(), dtype, self._likeliest)
         limit, ends = self.max_completion_length, set(end_tokens(self))
-        decoded = decoder.decode(
-            prompt_ids, limit, ends, self.temperature, stop=self.stopping, **copies.cut_off
-        )
-        if copies.exact and not self._compared:
+        decoded = decoder.decode(prompt_ids, limit, ends, self.temperature, self.stopping)
+        if not self._compared:
             self._compared = True
             self._apart = disagreement(self, prompt_ids, decoded, decoder.dtype)
             if self._apart is not None:
                 return self._sample(prompt_ids, *args, **kwargs)
         logps = [completion.logps for completion in decoded]
-        if copies.likeliest:
+        if self._likeliest:
             further = [one.likeliest for one in decoded if one.likeliest is not None]
             phase.likeliest.append(further)
-        if copies.exact and decoder.dtype == torch.float32:  # else the passes round differently
+        if decoder.dtype == torch.float32:  # else the passes round differently
             phase.sampled.append(logps)
         return [completion.tokens for completion in decoded], logps
 
     def _vllm_logprobs(self) -> int:
         """Likeliest tokens that vLLM returns at a position: all that top-k leaves, for a replay."""
-        return self.args.top_k if self.args.replay else self._copies.likeliest
+        return self.args.top_k if self.args.replay else self._likeliest
 
     # -- scoring: TRL asks for log-probabilities in both phases ------------------------------------
 
@@ -534,11 +526,10 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as `transformers.Trainer` does, from its own checkpoints too.
 
-        Data, generations and a sampler's lag begin anew in a second training, and updates are
+        Data, generations and a server's lag begin anew in a second training, and updates are
         counted from 0; weights, optimizer, thresholds and averaged weights go on.
         """
         self._step, self._buffered_inputs, self._last_closed = 0, None, 0
-        self._copies.restore([])
         if self._average is not None:
             self._average.recount()
         if self._server is not None:
@@ -581,7 +572,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             "windows": {mode: window.state_dict() for mode, window in self._windows.items()},
             "method": self.method.state(),
             "old_head": self._watch.old_head,
-            "copies": self._copies.state(),
             "average": self._average.state() if self._average else [],
             "logs": stored_logs(self._logs) if self.log_completions else {},
         }
@@ -593,7 +583,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             self._windows[mode].load_state_dict(window)
         self.method = self.method.restored(progress["method"])
         self._watch.old_head = progress["old_head"]
-        self._copies.restore(progress.get("copies", []))
         if self._average and (state := progress.get("average")):
             self._average.restore(state)
         restore_logs(self._logs, progress["logs"])

@@ -8,14 +8,12 @@ import contextlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
 from trustclip.constraints.schedule import Schedule
-from trustclip.engines.sampler import Sampler
 from trustclip.engines.trl.passthrough import changes_nothing
 from trustclip.engines.trl.recording.tokens import Pieces, Plan, TokenSampler
 from trustclip.findings.live.first import FirstCompletions
@@ -32,7 +30,7 @@ from trustclip.support.lock import only_process, rank
 from trustclip.support.terminal import Terminal, warn
 
 #: Settings of a trainer at the top of ``config.yaml``, as in a recipe; others are in ``trl``.
-_OURS = ("allow_inert", "sampler", "replay", "candidates", "server")
+_OURS = ("allow_inert", "replay", "candidates", "server")
 #: Those on which no result depends, and why.
 _NEUTRAL = {
     "output_dir": "where the trainer writes",
@@ -44,7 +42,7 @@ _NEUTRAL = {
     "shadows": "methods that only watch; the training is the same to the last bit",
 }
 #: Those that older releases did not have, with what these did.
-_SINCE = {"sampler": asdict(Sampler()), "replay": False, "server": "none"}
+_SINCE = {"replay": False, "server": "none"}
 _TOP_LEVEL = {*OF_RECIPES, "num_train_epochs", "seed", *_OURS, *_NEUTRAL}
 
 #: Locks of this process by folder: a notebook's cell that is run again replaces its recorder.

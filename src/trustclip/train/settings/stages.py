@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationInfo
 
 from trustclip.constraints.schedule import Schedule
-from trustclip.engines.sampler import Sampler
 from trustclip.engines.settings import EngineSettings, Part
 from trustclip.support.checked import (
     NUMBER,
@@ -578,8 +577,6 @@ class DemoSettings:
     `name` and hyper-parameters; --method.NAME VALUE sets a hyper-parameter."""
     seed: Seed = 0
     """Random seed of the whole run."""
-    sampler: Sampler = Sampler()
-    """Sample from a rounded, quantised or older copy of the policy."""
     output_dir: Path | None = None
     """Run directory; runs/demo-METHOD-seedSEED when unset, runs/demo-MODEL-... with "smollm2"."""
     generations: Count | None = None

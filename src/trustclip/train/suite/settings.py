@@ -78,8 +78,8 @@ class SuiteSettings:
     """Changes to the runs of one method, by its label: a learning rate of its own, say."""
     sweep: Sweep = field(default_factory=dict)
     """Settings to sweep for every method: dotted path in the recipe to a list of values, or to a
-    mapping from labels to values, for those that are no number or word: `rl.sampler: {exact: {},
-    lag4: {lag: 4}}`."""
+    mapping from labels to values, for those that are no number or word: `rl.trl: {plain: {},
+    penalised: {repetition_penalty: 1.1}}`."""
 
 
 #: A label is part of a folder's name.
@@ -133,11 +133,12 @@ def combinations(sweep: Mapping[str, Sequence[Scalar] | Mapping[str, Any]]) -> l
     """All combinations of swept settings; without a sweep, one that changes nothing.
 
     Example:
-      >>> swept = combinations({"rl.beta": [0.01], "rl.sampler": {"exact": {}, "old": {"lag": 4}}})
+      >>> exact = {"exact_kl_every": 1}
+      >>> swept = combinations({"rl.beta": [0.01], "rl.trl": {"plain": {}, "exact": exact}})
       >>> [dict(one.shown) for one in swept]
-      [{'rl.beta': 0.01, 'rl.sampler': 'exact'}, {'rl.beta': 0.01, 'rl.sampler': 'old'}]
+      [{'rl.beta': 0.01, 'rl.trl': 'plain'}, {'rl.beta': 0.01, 'rl.trl': 'exact'}]
       >>> swept[1].changes
-      {'rl.beta': 0.01, 'rl.sampler': {'lag': 4}}
+      {'rl.beta': 0.01, 'rl.trl': {'exact_kl_every': 1}}
       >>> combinations({})
       [Swept(shown={}, changes={})]
     """

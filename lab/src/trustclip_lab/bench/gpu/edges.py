@@ -15,7 +15,6 @@ import trustclip as tc
 from trustclip import head
 from trustclip.constraints.candidates import Candidates
 from trustclip_lab.bench.gpu.cases import CannotRun, Place
-from trustclip_lab.bench.methods import batch_of
 
 _GIB = 2**30
 
@@ -129,6 +128,33 @@ def every_method(place: Place) -> dict[str, Any]:
             key = f"{name}, {str(dtype).partition('.')[2]}"
             errors[key] = {"error": float(apart.double().mean()), "allowed": share}
     return {"errors": errors, "passes": all(f["error"] <= f["allowed"] for f in errors.values())}
+
+
+def batch_of(sequences: int, length: int) -> Any:
+    """Tokens one update away from their old policy, with every field that a method may need."""
+    g = torch.Generator().manual_seed(0)
+    shape = (sequences, length)
+    old = torch.nn.functional.logsigmoid(4 * torch.randn(shape, generator=g))
+    drift = 0.1 * torch.randn(shape, generator=g)
+    small = 0.02 * torch.rand(shape, generator=g)
+    likely = torch.randn((*shape, 4), generator=g).log_softmax(dim=2)
+    sure = -1e-6  # a float32 log-probability above it is rounding
+    return tc.TokenBatch(
+        (old + drift).clamp(max=sure),
+        old,
+        torch.randn(sequences, 1, generator=g).expand(shape).contiguous(),
+        torch.ones(shape, dtype=torch.bool),
+        entropy=torch.rand(shape, generator=g),
+        entropy_old=torch.rand(shape, generator=g),
+        logp_rollout=(old + 0.01 * torch.randn(shape, generator=g)).clamp(max=sure),
+        groups=torch.arange(sequences)[:, None].expand(shape) // 8,
+        keys=torch.arange(sequences * length).view(shape),
+        kl_old_new=small,
+        kl_new_old=small,
+        top_k_kl=small,
+        top_k_tv=small,
+        candidates=Candidates(likely, likely, likely, partial=True),
+    )
 
 
 def _fields(batch: Any) -> dict[str, Any]:

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from trustclip_lab.bench import peers, variants
 from trustclip_lab.bench.gpu.cases import Case, Place, Row, Stage, kernels_in_head
-from trustclip_lab.bench.heads import MODELS
 from trustclip_lab.bench.measure import device_peak, in_turn
 from trustclip_lab.bench.table import Table
-from trustclip_lab.bench.variants import Problem, Shape
+from trustclip_lab.bench.variants import MODELS, Problem, Shape
 
 #: Rows whose gradient is compared with float64.
 _SAMPLED = 64

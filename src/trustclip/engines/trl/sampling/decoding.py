@@ -56,12 +56,10 @@ def unsupported(model: Any) -> str | None:
 
 
 class Decoder:
-    """Batched decoding with a model of the Llama family and its current weights, or others.
+    """Batched decoding with a model of the Llama family and its current weights, LoRA merged.
 
     Args:
       model: one that is not `unsupported`.
-      weights: parameters by name, tied ones under both; those of the model, with its LoRA merged,
-        when None.
       dtype: of weights and products; that of the embedding when None.
       likeliest: how many of the likeliest tokens to report at each position.
     """
@@ -70,13 +68,12 @@ class Decoder:
     def __init__(
         self,
         model: Any,
-        weights: Mapping[str, Tensor] | None = None,
         dtype: torch.dtype | None = None,
         likeliest: int = 0,
     ) -> None:
         self._likeliest = likeliest
         inner = language_model(model)
-        config, parameters = inner.config, merged(model) if weights is None else weights
+        config, parameters = inner.config, merged(model)
         self.dtype = dtype or parameters["model.embed_tokens.weight"].dtype
         # Tied weights are converted once.
         copies = {id(weight): weight.to(self.dtype) for weight in parameters.values()}
@@ -98,8 +95,6 @@ class Decoder:
         limit: int,
         ends: Collection[int],
         temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
         stop: Callable[[], bool] = lambda: False,
     ) -> list[Decoded]:
         """Sample one completion per prompt; equal prompts are processed once.
@@ -109,8 +104,6 @@ class Decoder:
           limit: longest completion, tokens.
           ends: ids that end a completion.
           temperature: 0 takes the likeliest token, and reports its log-probability at 1.
-          top_p: nucleus-sampling mass; the log-probabilities are those of what is left.
-          top_k: number of likeliest tokens to draw from; 0 for all.
           stop: asked after each token; True ends all completions there.
 
         Returns:
@@ -123,9 +116,7 @@ class Decoder:
         batch = _Batch(cache.rows(source), last[source], limit, torch.tensor(sorted(ends)))
         while batch.running:
             logps = F.linear(batch.last, self._head).float()  # [rows, vocabulary]
-            # Temperature before the cut-offs, as in `generate`: top-p depends on it.
             logps = (logps / (temperature or 1.0)).log_softmax(dim=-1)
-            logps = _cut_off(logps, top_p, top_k)
             # [rows, 1]
             tokens = _draw(logps) if temperature else logps.argmax(-1, keepdim=True)
             further = likeliest(logps, self._likeliest) if self._likeliest else None
@@ -202,20 +193,6 @@ def _draw(logps: Tensor) -> Tensor:
     mass = mass.cumsum(dim=-1, dtype=torch.float64)
     point = torch.rand(len(mass), 1, dtype=torch.float64) * mass[:, -1:]
     return torch.searchsorted(mass, point, right=True).clamp(max=mass.shape[1] - 1)
-
-
-def _cut_off(logps: Tensor, top_p: float, top_k: int) -> Tensor:
-    """Log-probabilities of the likeliest tokens alone, normalised. Shape [rows, vocabulary]."""
-    if 0 < top_k < logps.shape[1]:
-        least = logps.topk(top_k).values[:, -1:]
-        logps = logps.masked_fill(logps < least, -torch.inf).log_softmax(dim=-1)
-    if top_p < 1:
-        ordered, index = logps.sort(dim=-1, descending=True)
-        mass = ordered.exp()  # [rows, vocabulary]
-        beyond = mass.cumsum(dim=-1) - mass >= top_p  # of the tokens before it
-        cut = torch.zeros_like(beyond).scatter(1, index, beyond)
-        logps = logps.masked_fill(cut, -torch.inf).log_softmax(dim=-1)
-    return logps
 
 
 @dataclass(frozen=True)

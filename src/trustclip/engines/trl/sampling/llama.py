@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trustclip.engines.sampler import DECODED
 from trustclip.engines.trl.scoring.hidden import language_model
 
+#: Classes of Transformers that differ in biases and in the norms of queries and keys alone.
+DECODED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _BLOCK = (
     *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
     *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")),

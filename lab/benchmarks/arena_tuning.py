@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from math import nan
 
 import numpy as np
+from arena_analysis import CELL, Runs, seed_mean
 
 from trustclip import stats
 from trustclip.stats.scores import Floats
-from trustclip_lab.arena.analysis import CELL, Runs, seed_mean
 from trustclip_lab.stats.equivalence import paired_runs
 
 #: What a trial is, of a constraint in a cell.

@@ -1,27 +1,29 @@
-"""The loss head compared with bare matrix products, its lower bound, and other implementations."""
+"""The loss head compared with bare matrix products, its lower bound, and other implementations.
+
+python lab/benchmarks/head_cost.py --help
+"""
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
+
+from printed import measured
 
 from trustclip_lab.bench.counts import check_counts
 from trustclip_lab.bench.measure import in_turn, peak_memory
 from trustclip_lab.bench.table import Table
+from trustclip_lab.bench.variants import MODELS
 
-#: Sizes with the names of the models whose heads they are: (hidden, vocabulary).
-MODELS = {"qwen3-1.7b": (2048, 151_936), "qwen3-8b": (4096, 151_936)}
 #: What a CPU can do in a minute of the same vocabulary: (tokens, hidden, vocabulary).
 REDUCED = (1024, 256, 151_936)
-#: Share of the sizes at which scaling is measured.
-_SCALES = (0.125, 0.25, 0.5, 1.0)
 
 HeadTraining = Literal["frozen", "trained", "both"]
 
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """Options of `trustclip bench head`."""
+    """What is measured."""
 
     tokens: int | None = None
     """Tokens N; 1024 on a CPU and 16384 on a GPU when unset."""
@@ -37,8 +39,6 @@ class HeadOptions:
     """Repetitions; the median is reported."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device; float32 on a CPU, bfloat16 on a GPU."""
-    scaling: bool = False
-    """Also measure at 1/8, 1/4 and 1/2 of N and of V."""
     others: bool = True
     """Also compare with naive logits, TRL and Liger, which take most of the time."""
 
@@ -58,15 +58,13 @@ class Entry:
 
 
 def run(options: HeadOptions) -> list[Table]:
-    """The tables of ``trustclip bench head``."""
+    """The tables."""
     check_device(options.device)
     shape = _shape(options)
     tables = []
     for trained in (False, True):
         if options.head in ("both", "trained" if trained else "frozen"):
             tables.append(_compare(shape, entries(trained, options.others), options.repeats))
-    if options.scaling:
-        tables += [scaling(shape, axis, options.repeats) for axis in ("tokens", "vocabulary")]
     return tables
 
 
@@ -201,23 +199,5 @@ def _disagreement(rows: Sequence[Entry], calls: dict[str, Callable[[], Any]]) ->
     }
 
 
-def scaling(shape: Any, axis: Literal["tokens", "vocabulary"], repeats: int) -> Table:
-    """Seconds and memory of a frozen head over N or over V.
-
-    Returns:
-      Columns: the size; seconds, then MiB, of trustclip, of the products and of naive logits.
-    """
-    names = {"trustclip": "ours", "products": "products", "naive": "naive"}
-    rows = []
-    for scale in _SCALES:
-        part = replace(shape, **{axis: max(1, round(scale * getattr(shape, axis)))})
-        entries = {n: Entry(n, function, trained=False) for n, function in names.items()}
-        seconds = in_turn({n: build(e, part) for n, e in entries.items()}, repeats, part.device)
-        memory = [peak_memory(build, e, part, device=part.device) for e in entries.values()]
-        rows.append((getattr(part, axis), *seconds.values(), *memory))
-    unit = _unit(shape)[0]
-    return Table(
-        f"Loss head, frozen, over {'N' if axis == 'tokens' else 'V'}: at most {shape}",
-        (axis, *(f"{name}, {unit}" for name in names), *(f"{name}, MiB" for name in names)),
-        rows,
-    )
+if __name__ == "__main__":
+    measured(HeadOptions, run)

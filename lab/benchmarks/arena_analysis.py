@@ -14,21 +14,15 @@ from math import nan
 from typing import Any
 
 import numpy as np
+from arena_scores import Heterogeneity, adjusted_runs, heterogeneity, improvement, profile
 from numpy.typing import NDArray
+from paired_rates import paired_rates
 
 from trustclip import stats
 from trustclip.stats import curves
 from trustclip.stats.scores import Floats
-from trustclip_lab.stats.aggregates import improvement, interquartile_interval, profile
-from trustclip_lab.stats.equivalence import (
-    Contrast,
-    Heterogeneity,
-    adjusted_runs,
-    contrasts,
-    heterogeneity,
-    paired_runs,
-)
-from trustclip_lab.stats.rates import paired_rates
+from trustclip_lab.stats.aggregates import interquartile_interval
+from trustclip_lab.stats.equivalence import Contrast, contrasts, paired_runs
 
 #: What identifies the cell of a run in the design.
 CELL = ("task", "depth")

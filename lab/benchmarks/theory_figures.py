@@ -1,5 +1,9 @@
-"""The figures of the theory, as SVG."""
+"""The figures of docs/lab/theory.md, as SVG.
 
+python lab/benchmarks/theory_figures.py docs/lab/theory
+"""
+
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -171,3 +175,8 @@ def estimators_figure(
                 axis.set_xlabel("exact KL(old || new), nats")
         axes[0, 0].legend(frameon=False, ncols=2)
         return as_svg(figure)
+
+
+if __name__ == "__main__":
+    for path in draw_all(Path(sys.argv[1])):
+        print(path)

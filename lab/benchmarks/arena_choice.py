@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from math import hypot, sqrt
 
 import numpy as np
+from arena_analysis import CELL, Question, Runs, differences
+from arena_tuning import TRIAL
 from numpy.typing import NDArray
 
 from trustclip.stats import Difference
 from trustclip.stats.scores import Floats
-from trustclip_lab.arena.analysis import CELL, Question, Runs, differences
-from trustclip_lab.arena.tuning import TRIAL
 from trustclip_lab.stats.equivalence import paired_runs
 
 #: Times that the choice is repeated.

@@ -1,4 +1,7 @@
-"""A whole training step of a tiny model on a CPU: generation, rewards, update."""
+"""A whole training step of a tiny model on a CPU: generation, rewards, update.
+
+python lab/benchmarks/step_cost.py --help
+"""
 
 import contextlib
 import io
@@ -8,6 +11,8 @@ import time
 import warnings
 from dataclasses import dataclass
 from typing import Any
+
+from printed import measured
 
 from trustclip_lab.bench.counts import check_counts
 from trustclip_lab.bench.table import Table
@@ -26,7 +31,7 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
 
 @dataclass(frozen=True)
 class StepOptions:
-    """Options of `trustclip bench step`."""
+    """What is measured."""
 
     updates: int = 32
     """Updates of a run."""
@@ -52,7 +57,7 @@ class StepOptions:
 
 
 def run(options: StepOptions) -> list[Table]:
-    """The table of ``trustclip bench step``."""
+    """The table."""
     seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
     for turn in range(-1, options.repeats):
         for name, settings in VARIANTS.items():
@@ -141,3 +146,7 @@ def _half_dense(prompts: list[Any], completions: list[Any], **_: Any) -> list[fl
     dense = [sum(map(str.isalnum, text)) / max(len(text), 1) for text in texts]
     odd = [sum(map(ord, prompt[0]["content"])) % 2 for prompt in prompts]
     return [reward if own else 0.5 for reward, own in zip(dense, odd, strict=True)]
+
+
+if __name__ == "__main__":
+    measured(StepOptions, run)

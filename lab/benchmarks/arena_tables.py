@@ -6,10 +6,7 @@ In one file because every table writes a difference, a share and a trial by the 
 from collections.abc import Mapping, Sequence
 from math import isnan
 
-from trustclip import stats
-from trustclip.report.tables import Cell, Table, TableRow
-from trustclip.support.text import bracket, percent
-from trustclip_lab.arena.analysis import (
+from arena_analysis import (
     CELL,
     MARGIN,
     Answer,
@@ -22,8 +19,12 @@ from trustclip_lab.arena.analysis import (
     rate,
     seed_mean,
 )
-from trustclip_lab.arena.choice import Choice
-from trustclip_lab.arena.tuning import NEAR, Sensitivity, at_equal, width_effects
+from arena_choice import Choice
+from arena_tuning import NEAR, Sensitivity, at_equal, width_effects
+
+from trustclip import stats
+from trustclip.report.tables import Cell, Table, TableRow
+from trustclip.support.text import bracket, percent
 from trustclip_lab.stats.equivalence import paired_runs
 
 NOTHING = Cell("-")

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, floor, isfinite, log10, nan
 
+from arena_analysis import MARGIN, THRESHOLDS, Answer, Runs, Standing, profiles, rate
+from arena_tuning import Point, Sensitivity, curve
+
 from trustclip import stats
 from trustclip.report.draw.marks import NEUTRAL, Figure, Mark, Panel
-from trustclip_lab.arena.analysis import MARGIN, THRESHOLDS, Answer, Runs, Standing, profiles, rate
-from trustclip_lab.arena.tuning import Point, Sensitivity, curve
 
 Series = Mapping[str, int]
 

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-
-from trustclip_lab.arena.analysis import Runs
+from arena_analysis import Runs
 
 #: Constraint -> points above `plain` at the end, by planting.
 EFFECTS = {"plain": 0.0, "twin": 0.0, "close": 0.002, "better": 0.03, "none": -0.05}

@@ -6,9 +6,9 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from arena_analysis import Question, Runs, complete_runs, within
+from arena_choice import Choice, choices
 
-from trustclip_lab.arena.analysis import Question, Runs, complete_runs, within
-from trustclip_lab.arena.choice import Choice, choices
 from trustclip_lab.arena.run import PLAN, TABLE, read_plan
 from trustclip_lab.arena.settings import MAIN, ArenaSettings
 from trustclip_lab.arena.table import COLUMNS, read_runs

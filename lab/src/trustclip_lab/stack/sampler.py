@@ -1,7 +1,27 @@
-"""Weights rounded to another type and back: what a sampler in that precision computes with."""
+"""A sampler that differs from the policy in training: a rounded, quantised or older copy of it."""
+
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+from trustclip.support.checked import Whole, checked
+
+
+@checked
+class Sampler:
+    """The policy that samples, as a copy of the one in training: rounded, quantised, or old.
+
+    In production another program samples (vLLM, SGLang), in another precision and often with
+    weights that are some updates old. These settings produce the same mismatch on purpose, of known
+    size.
+    """
+
+    dtype: Literal["float32", "bfloat16", "float16", "int8", "int4"] = "float32"
+    """Precision of the copy's weights; int8 and int4 quantise each row of a matrix."""
+    lag: Whole = 0
+    """Age of the copy in generations; 0 is the policy in training."""
+
 
 #: Largest whole number of each symmetric integer type.
 LARGEST = {"int8": 127, "int4": 7}

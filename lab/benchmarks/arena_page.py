@@ -5,13 +5,9 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from trustclip.findings.finding import Finding
-from trustclip.report.collect import Section
-from trustclip.report.draw.figures import save
-from trustclip.report.tables import Table, markdown
-from trustclip.support.text import bracket, percent
-from trustclip_lab.arena import figures, tables
-from trustclip_lab.arena.analysis import (
+import arena_figures as figures
+import arena_tables as tables
+from arena_analysis import (
     ALL,
     MARGIN,
     Answer,
@@ -20,8 +16,14 @@ from trustclip_lab.arena.analysis import (
     answers_by,
     standings,
 )
-from trustclip_lab.arena.entry import Entry
-from trustclip_lab.arena.tuning import sensitivities
+from arena_entry import Entry
+from arena_tuning import sensitivities
+
+from trustclip.findings.finding import Finding
+from trustclip.report.collect import Section
+from trustclip.report.draw.figures import save
+from trustclip.report.tables import Table, markdown
+from trustclip.support.text import bracket, percent
 from trustclip_lab.pages import Contents, sections_page
 
 

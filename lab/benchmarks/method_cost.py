@@ -1,17 +1,22 @@
-"""Gradient weights of every method: the cost of a constraint per token, and of an update."""
+"""Gradient weights of every method: the cost of a constraint per token, and of an update.
+
+python lab/benchmarks/method_cost.py --help
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
+from printed import measured
+
+from trustclip_lab.bench.gpu.edges import batch_of
 from trustclip_lab.bench.measure import in_turn
 from trustclip_lab.bench.table import Table
 
 
 @dataclass(frozen=True)
 class MethodOptions:
-    """Options of `trustclip bench methods`."""
+    """What is measured."""
 
     sequences: int = 16
     """Sequences of a batch."""
@@ -36,7 +41,7 @@ NOTE = (
 
 
 def run(options: MethodOptions) -> list[Table]:
-    """The table of ``trustclip bench methods``."""
+    """The table."""
     import trustclip as tc
 
     batch = batch_of(options.sequences, options.length)
@@ -87,33 +92,5 @@ def _update(sequences: int) -> Callable[[], None] | None:
     return update
 
 
-def batch_of(sequences: int, length: int) -> Any:
-    """Tokens one update away from their old policy, with every field that a method may need."""
-    import torch
-
-    import trustclip as tc
-    from trustclip.constraints.candidates import Candidates
-
-    g = torch.Generator().manual_seed(0)
-    shape = (sequences, length)
-    old = torch.nn.functional.logsigmoid(4 * torch.randn(shape, generator=g))
-    drift = 0.1 * torch.randn(shape, generator=g)
-    small = 0.02 * torch.rand(shape, generator=g)
-    likely = torch.randn((*shape, 4), generator=g).log_softmax(dim=2)
-    sure = -1e-6  # a float32 log-probability above it is rounding
-    return tc.TokenBatch(
-        (old + drift).clamp(max=sure),
-        old,
-        torch.randn(sequences, 1, generator=g).expand(shape).contiguous(),
-        torch.ones(shape, dtype=torch.bool),
-        entropy=torch.rand(shape, generator=g),
-        entropy_old=torch.rand(shape, generator=g),
-        logp_rollout=(old + 0.01 * torch.randn(shape, generator=g)).clamp(max=sure),
-        groups=torch.arange(sequences)[:, None].expand(shape) // 8,
-        keys=torch.arange(sequences * length).view(shape),
-        kl_old_new=small,
-        kl_new_old=small,
-        top_k_kl=small,
-        top_k_tv=small,
-        candidates=Candidates(likely, likely, likely, partial=True),
-    )
+if __name__ == "__main__":
+    measured(MethodOptions, run)

@@ -1,7 +1,5 @@
 """A method measured from the sampler, or from the line between it and the current policy."""
 
-from typing import Any
-
 import pytest
 import torch
 from method_cases import random_batch

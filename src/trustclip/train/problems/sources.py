@@ -78,14 +78,7 @@ class BadRow:
 
 
 class TooManyBadRows(ValueError):
-    """More of a source's rows were bad (``bad_rows``) than allowed (``limit``)."""
-
-    def __init__(self, file: str, bad_rows: list[BadRow], limit: int):
-        self.bad_rows = bad_rows
-        self.limit = limit
-        super().__init__(
-            f"{file}: {len(bad_rows)} bad rows, at most {limit} allowed; {_first_reasons(bad_rows)}"
-        )
+    """More of a source's rows were bad than allowed."""
 
 
 @dataclass(frozen=True)
@@ -95,13 +88,11 @@ class LoadResult:
     Args:
       problems: the good rows in their order, ids unique.
       bad_rows: the quarantined rows.
-      skipped: rows of a worked-solution source left out for a gold that is no number.
     """
 
     problems: list[Problem]
     bad_rows: list[BadRow]
     duplicates: int
-    skipped: int
 
 
 def load_problems(
@@ -210,7 +201,7 @@ def read_problems(
         _logger.warning(text, file, len(bad_rows), duplicates)
     if text_golds := sum(plain_text(problem.answer) is not None for problem in problems):
         _logger.warning("%s: %d golds are not mathematical: compared as text", file, text_golds)
-    return LoadResult(problems, bad_rows, duplicates, collector.skipped)
+    return LoadResult(problems, bad_rows, duplicates)
 
 
 def _number_rows(rows: Iterable[Any]) -> Rows:
@@ -274,7 +265,7 @@ class _Collector:
         self.file, self.stem, self.rules, self.max_bad_rows = file, stem, rules, max_bad_rows
         self.selection, self.columns = selection, set[str]()
         self.bad_rows: list[BadRow] = []
-        self.duplicates = self.skipped = 0
+        self.duplicates = 0
         self.problems: dict[str, Problem] = {}
         self._lines: dict[str, int] = {}
         self._answers: dict[str, str] = {}
@@ -316,7 +307,6 @@ class _Collector:
             return
         self._rows.add(repeat)
         if solutions and not is_numeric(row.answer):
-            self.skipped += 1
             return
         answer = ""
         if row.answer is not None or self.selection.answers:
@@ -344,7 +334,10 @@ class _Collector:
     def _quarantine(self, line: int, reason: str, text: str) -> None:
         self.bad_rows.append(BadRow(self.file, line, reason, text[:START_CHARS]))
         if len(self.bad_rows) > self.max_bad_rows:
-            raise TooManyBadRows(self.file, self.bad_rows, self.max_bad_rows)
+            raise TooManyBadRows(
+                f"{self.file}: {len(self.bad_rows)} bad rows, at most {self.max_bad_rows} allowed; "
+                f"{_first_reasons(self.bad_rows)}"
+            )
 
 
 def _write_quarantine(path: Path, bad_rows: list[BadRow]) -> None:

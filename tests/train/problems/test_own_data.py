@@ -44,7 +44,7 @@ def test_a_hub_set_with_splits_and_parts_of_splits(hub):
     assert len(load_task("hub:owner/name", selection=MAPPED)) == 4
     with pytest.raises(ValueError, match=r"(?s)split .*Should be one of .*'train'"):
         read("hub:owner/name@tran[:10]")
-    with pytest.raises(ValueError, match="(?s)config hard, .*default"):
+    with pytest.raises(ValueError, match=r"(?s)config hard, .*default"):
         read("hub:owner/name:hard")
     with pytest.raises(ValueError, match="owner/name is a folder"):
         read("owner/name")  # without hub: the folder is meant

@@ -12,53 +12,10 @@ from typing import Any
 from trustclip.logs import engines
 from trustclip.support.jsonl import Row
 
-#: TRL's `GRPOTrainer`. Before release 0.17 it logged one ``clip_ratio``.
-TRL = {
-    "clip_ratio/region_mean": "trustclip/gated",
-    "clip_ratio": "trustclip/gated",
-    "clip_ratio/high_mean": "trustclip/gated/positive_above",
-    "clip_ratio/low_mean": "trustclip/gated/negative_below",
-    "cispo_clip_ratio": "weight_capped",
-    # Mean |log-ratio| to the sampler, before any truncation.
-    "sampling/sampling_logp_difference/mean": "trustclip/sampler/abs",
-    "sampling/sampling_logp_difference/max": "trustclip/sampler/abs_max",
-    "completion_length": "completions/mean_length",
-}
-
-#: verl's actor, with its vanilla loss; in others ``pg_clipfrac`` is that loss's own.
-VERL = {
-    "actor/pg_clipfrac": "trustclip/gated",
-    "actor/pg_clipfrac_lower": "trustclip/gated/negative_above",
-    # Mean of logp_old - logp over the tokens of pi_old: k1 of KL(old || new).
-    "actor/ppo_kl": "trustclip/k1",
-    "actor/entropy": "entropy",
-    "actor/entropy_loss": "entropy",
-    "actor/kl_loss": "kl",
-    "actor/grad_norm": "grad_norm",
-    "actor/lr": "learning_rate",
-    "critic/rewards/mean": "reward",
-    "response_length/mean": "completions/mean_length",
-    "response_length/max": "completions/max_length",
-    "response_length/clip_ratio": "completions/clipped_ratio",
-    # Of KL(sampler || old), before any truncation.
-    "rollout_corr/kl": "trustclip/sampler/k1",
-    "rollout_corr/k3_kl": "trustclip/sampler/k3",
-    "rollout_corr/chi2_token": "trustclip/sampler/chi2",
-}
-
 #: Metrics of our own loss in verl.
 _OURS = "actor/trustclip/"
 
-_TABLES = {"TRL": TRL, "verl": VERL}
-
-#: TRL's names that are ours, too: they name the trainer where nothing else does.
-_SHARED = {
-    "frac_reward_zero_std": "TRL",
-    "completions/clipped_ratio": "TRL",
-    "completions/mean_length": "TRL",
-    "response_length/mean": "verl",
-    "critic/score/mean": "verl",
-}
+TRL, VERL = engines.NAMES["TRL"], engines.NAMES["verl"]
 
 #: What answers a question of `trustclip explain`: a log needs at least one of these.
 ANSWERS = {
@@ -120,8 +77,8 @@ def trainer_of(names: Sequence[str]) -> str | None:
     plain = [name.removeprefix("train/") for name in names]
     if other := engines.trainer_of([name.removesuffix("@sum") for name in plain]):
         return other
-    for trainer, table in _TABLES.items():
-        if any(name in table or _SHARED.get(name) == trainer for name in plain):
+    for trainer, table in (("TRL", TRL), ("verl", VERL)):
+        if any(name in table or engines.SHARED.get(name) == trainer for name in plain):
             return trainer
     return None
 

@@ -53,7 +53,7 @@ def test_there_are_three_and_they_are_small():
         notebook = json.loads(text)
         assert not absolute_paths(notebook)
         cells = runner().code_cells(notebook)
-        assert "pip install 'trustclip[train,report]'" in "".join(cells[0]["source"])
+        assert "pip install '.[train,report]'" in "".join(cells[0]["source"])
         assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)]
 
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from peaks import peak_memory
 from printed import measured
 
 from trustclip_lab.bench.counts import check_counts
-from trustclip_lab.bench.measure import in_turn, peak_memory
+from trustclip_lab.bench.measure import in_turn
 from trustclip_lab.bench.table import Table
 from trustclip_lab.bench.variants import MODELS
 

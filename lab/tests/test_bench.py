@@ -5,6 +5,7 @@ from functools import partial
 
 import head_cost as heads
 import method_cost
+import peaks
 import printed
 import pytest
 import torch
@@ -141,7 +142,7 @@ def test_seconds_are_medians_of_turns(monkeypatch):
 
 def test_peak_memory_is_what_the_call_needs():
     tensors = [(torch.ones, mebibytes << 18) for mebibytes in (20, 100)]
-    small, large = (measure.peak_memory(partial, *made) for made in tensors)
+    small, large = (peaks.peak_memory(partial, *made) for made in tensors)
     assert 18 < small < 40 and 98 < large < 120
 
 

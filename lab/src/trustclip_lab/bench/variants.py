@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from trustclip.head.product import Head, Tile, add_product
 MODELS = {"qwen3-1.7b": (2048, 151_936), "qwen3-8b": (4096, 151_936)}
 #: Rows of logits that the naive entropy takes at once, as TRL's does.
 _ENTROPY_ROWS = 128
+#: Columns of a tile of TRL's head, as its trainers set it.
+_COLUMNS = 32768
 #: Tokens kept of the old policy where only its likeliest are.
 _TOP = 20
 
@@ -219,12 +222,14 @@ def naive_with_kl(problem: Problem) -> Callable[[], Tensor]:
 
 def trl(problem: Problem) -> Callable[[], Tensor]:
     """TRL's chunked head, its trainers' default."""
-    from trustclip_lab.bench.trl_head import chunked_head
+    from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 
-    logprobs = chunked_head()
+    outputs = ("log_probs", "entropy") if problem.entropy else ("log_probs",)
 
     def call() -> Tensor:
-        logp, _ = logprobs(problem.hidden, problem.weight, problem.ids, entropy=problem.entropy)
-        return problem.backward(logp)
+        output: Any = ChunkedLogProbFunction.apply(
+            problem.hidden, problem.weight, None, problem.ids, 1.0, _COLUMNS, None, 1.0, outputs
+        )
+        return problem.backward(output[0])
 
     return call

@@ -1,4 +1,7 @@
-"""Methods: a named choice of divergence, threshold, gate and level, with its paper's defaults."""
+"""Methods: a named choice of divergence, threshold, gate and level, with its paper's defaults.
+
+In one file because the traits and the members of `Method` are one contract.
+"""
 
 import enum
 import importlib

@@ -166,7 +166,7 @@ def test_the_audit_covers_every_pin() -> None:
 
 #: The rooms that read manifests, cursors, tables and samples, and the joins in them of a folder
 #: with a name that no literal or constant spells out: each with where that name comes from.
-_READERS = ("durable", "runs", "evaluation")
+_READERS = ("logs", "train/durable", "train/runs", "train/evaluation")
 _JOINS = {
     "support/inside.py": {
         "path / part": "the gate itself",
@@ -189,18 +189,20 @@ _JOINS = {
     },
     "train/durable/mirror.py": {"part.with_name(f'{part.name}-{_JOURNAL}')": "a path of ours"},
     "train/runs/directory.py": {
-        "folder / f'update-{step:06d}{own}.parquet'": "numbers of the step and the rank",
-        "self.path / f'samples{own}{suffix}.jsonl'": "numbers of the rank and the shard",
         "self.path / f'attempt-{number}'": "a number",
-        "self.path / name": "one of two literals",
-        "path / name": "one of three literals",
         "folder / self._name(path)": "a file that the folder lists",
     },
-    "train/runs/hashes.py": {"Path(at, name)": "what a folder holds, as the system lists it"},
+    "logs/writing/run.py": {
+        "folder / f'update-{step:06d}{own}.parquet'": "numbers of the step and the rank",
+        "self.path / name": "one of two literals",
+        "path / name": "one of three literals",
+    },
+    "logs/samples.py": {
+        """folder / f"samples{own}{(f'-{number:05d}' if number else '')}.jsonl\"""": "numbers"
+    },
     "train/evaluation/evaluate.py": {
         "file.with_name(f'{file.name}.aside')": "a file that the folder lists, by another ending"
     },
-    "logs/neutral.py": {"folder / f'{TOKENS}{suffix}'": "one of two literals"},
     "logs/reader.py": {"path.parent / near": "a folder that the system lists, for a message"},
     "train/runs/verify.py": {
         "folder / name": "one of several literals",
@@ -269,13 +271,14 @@ def _folders() -> set[str]:
 
 def test_a_name_from_a_file_becomes_a_path_at_the_gate_alone():
     """`trustclip.support.inside.Inside`; every other join is of names that no file states."""
-    folders = _folders()
+    folders, seen = _folders(), {"support/inside.py"}
     for room in _READERS:
         for path in sorted((SOURCE / room).rglob("*.py")):
-            module = path.relative_to(SOURCE).as_posix()
+            seen.add(module := path.relative_to(SOURCE).as_posix())
             found, known = set(_joins(path, folders)), _JOINS.get(module, {}).keys()
             assert found <= known, f"{module}: {sorted(found - known)} instead of Inside(...).path"
             assert known <= found, f"{module}: {sorted(known - found)} is listed, and gone"
+    assert _JOINS.keys() <= seen
 
 
 #: What opens or lists files, and the readers that may, each with why no stranger's link leads them.
@@ -284,6 +287,8 @@ _OPENERS = {
     *("ParquetFile", "read_table", "read_schema", "safe_load", "load_file", "loads"),
 }
 _OPENS = {
+    ("logs/engines.py", "loads"): "a file of this package",
+    ("logs/engines.py", "read_text"): "a file of this package",
     ("logs/recognise.py", "iterdir"): "folders alone, and links are passed over",
     ("logs/verl.py", "iterdir"): "what is no file of the folder is passed over",
     ("logs/reader.py", "read_table"): "the reader of `trustclip.logs.table`",

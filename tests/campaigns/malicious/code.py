@@ -220,13 +220,13 @@ def evaluation(folder: Path, of: str) -> list[str]:
             "--output-dir", str(folder / "eval")]  # fmt: skip
 
 
-@artefact(2, "cannot load the model")
+@artefact(2, "cannot load the tokenizer")
 def model_with_code(folder):
     auto = {"AutoConfig": EVIL.replace(":", "."), "AutoModelForCausalLM": EVIL.replace(":", ".")}
     return evaluation(folder, model(folder, model_type="evil", auto_map=auto))
 
 
-@artefact(2, "cannot load the model")
+@artefact(2, "cannot load the tokenizer")
 def tokenizer_with_code(folder):
     path = model(folder, model_type="qwen3")
     auto = {"AutoTokenizer": [EVIL.replace(":", "."), None]}

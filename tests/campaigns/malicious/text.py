@@ -113,7 +113,7 @@ def path_with_controls(folder):
 def run_that_wants_to_write_the_report(folder):
     path = make_run(folder / "run", replace(SPEC, method=ATR))
     sampled(noticed(path, SCRIPT + CONTROLS + FORMULA), SCRIPT + CONTROLS)
-    model = "\uff1d" + FORMULA + SCRIPT + r"\input{/etc/passwd}"
+    model = SCRIPT + r"\input{/etc/passwd}/" + '\uff1d=HYPERLINK("evil")'
     changed(path, "config.yaml", model=model, name=SCRIPT, hub_token=SECRET)
     changed(path, "environment.json", platform=SCRIPT, argv=["rl", "--trl.hub_token", SECRET])
     return ["report", str(path), "-o", str(folder / "report")]

@@ -92,7 +92,7 @@ def test_the_extra_holds_what_the_commands_import() -> None:
     assert names(PYPROJECT["dependencies"]) == {"torch", "numpy", "pydantic"}
     commands = {DISTRIBUTIONS.get(name, name) for name in CLI_PACKAGES}
     assert names(extras["cli"]) == commands
-    for extra in ("report", "control", "slurm", "ray", "vllm"):
+    for extra in ("report", "control", "slurm", "vllm"):
         assert "trustclip[cli]" in extras[extra]
     assert "trustclip[report]" in extras["train"]  # who trains looks at the run
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any, NotRequired, TYPE_CHECKING
 
 from trustclip.logs.answers import of_answers
 from trustclip.logs.forms import ENTRY, EVALUATED, HASHES, MARKED, NOTICE, SUMMARY
@@ -189,7 +189,7 @@ _RECORD = mapping(
         "entry": ENTRY,
         "remarks": list[str],
         "notices": list[NOTICE],
-        "marks": MARKED | None,
+        "marks": NotRequired[MARKED | None],  # tables of 0.2.0 have none
     },
 )
 

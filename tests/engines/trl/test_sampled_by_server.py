@@ -171,7 +171,6 @@ def test_a_token_that_ends_a_completion_must_be_among_those_returned(tiny, monke
     [
         ({"server": "fixd"}, "did you mean 'fixed'"),
         ({"server": "fixed"}, "'atr' does not correct for that"),
-        ({"server": "reload", "sampler": {"lag": 1}}, "server='reload' samples"),
         ({"server": "reload", "repetition_penalty": 1.1}, "is not sent the repetition_penalty"),
     ],
 )

@@ -234,7 +234,8 @@ def test_a_state_that_nobody_wrote_is_refused_by_its_key(tmp_path):
     trainer_in(tmp_path, max_steps=3).train()
     file = tmp_path / "checkpoint-3" / "trustclip.json"
     other = json.loads(file.read_text()) | {"last_closed": "never"}
-    for text, words in ((json.dumps(other), "last_closed"), ("[]", "its content"), ("{", "cannot be read")):
+    said = {json.dumps(other): "last_closed", "[]": "its content", "{": "cannot be read"}
+    for text, words in said.items():
         file.write_text(text)
         with pytest.raises(ValueError, match=rf"trustclip\.json:? {words}"):
             trainer_in(tmp_path).train(resume_from_checkpoint=True)

@@ -342,7 +342,7 @@ def test_no_page_is_wider_than_its_window(page, width, scheme) -> None:
     size = {"width": width, "height": 800}
     with opened(page, viewport=size, color_scheme=scheme) as tab:
         wait(tab, READY)
-        for name in ("sampler", "both"):
+        for name in ("dual_clip", "trgppo"):
             tab.select_option("#method-add", name)
             wait(tab, READY)
         for details in tab.locator("details").all():

@@ -142,7 +142,6 @@ TRANSFORMERS_MEMBERS = (
     "_load_rng_state",
     "_load_scaler",
     "_maybe_log_save_evaluate",
-    "_prepare_for_training",
     "_prepare_inputs",
     "_save_checkpoint",
     "_save_optimizer_and_scheduler",

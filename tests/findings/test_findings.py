@@ -94,6 +94,7 @@ _ARITHMETIC = {"entropy.py": {1.96}, "trends.py": {0.95, 1.4826, 1e-18}, "rows.p
                "conditions.py": {40}, "learning.py": {0.01}, "suggest.py": {4, 8, 25}}  # fmt: skip
 #: Modules of the report that show no finding: drawings, and the digits of tables.
 _OTHERS = {
+    "gates.py",
     "live.py",
     "microscope.py",
     "tokens.py",

@@ -19,7 +19,7 @@ LINES = (
     "tokens tokens.jsonl",
     "microscope tokens.jsonl",
     "shadow tokens.jsonl --methods 'atr, {name: clip, epsilon: 0.1}'",
-    "suggest atr tokens.jsonl",
+    "shadow tokens.jsonl --suggest atr",
     "compare runs/a runs/b",
     "power runs/a runs/b",
     "methods",

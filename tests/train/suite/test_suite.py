@@ -383,7 +383,7 @@ def test_a_sweep_is_a_label_for_every_value(folder):
 
 
 def test_a_sweep_of_mappings_has_labels(folder):
-    decays = {"plain": {}, "strong": {"weight_decay": 0.1}, "weak": {"weight_decay": 0.01}}
+    decays = {"plain": {}, "strong": {"adam_beta2": 0.9}, "weak": {"adam_beta2": 0.99}}
     whole = {"rl.lora_r": 0}
     folder.write(seeds=[0], changes=whole, sweep={"rl.trl": decays, "rl.reward_noise": [0.0, 0.2]})
     jobs = [job for job in plan(folder.file).runs if job.label == "atr"]
@@ -391,7 +391,7 @@ def test_a_sweep_of_mappings_has_labels(folder):
     old = next(job for job in jobs if job.swept == {"rl.trl": "strong", "rl.reward_noise": 0.2})
     assert old.name.startswith("atr-trlstrong-reward_noise0.2-seed0-")
     assert old.setting == "tiny, trl strong, reward_noise 0.2"
-    assert old.settings["rl"]["trl"]["weight_decay"] == 0.1
+    assert old.settings["rl"]["trl"]["adam_beta2"] == 0.9
     exact = next(job for job in jobs if job.swept["rl.trl"] == "plain")
     noise = [exact.swept["rl.reward_noise"]]
     folder.write(seeds=[0], changes=whole, sweep={"rl.reward_noise": noise})

@@ -35,7 +35,7 @@ def test_rl_writes_a_run_directory_that_others_can_load(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(run / "final")
     assert model.config.model_type == "qwen3"
     assert AutoTokenizer.from_pretrained(run / "final").chat_template
-    assert "| high | 0.3 |" in (run / "final/README.md").read_text()
+    assert "high: 0.3" in (run / "final/README.md").read_text()
     again = trustclip(*args)  # other settings: --method was left out
     assert again.returncode == 2 and "choose another --output-dir" in again.stderr
 
@@ -63,7 +63,7 @@ def test_real_text_through_sft_rl_and_eval(tmp_path):
         "--max-steps", "3", "--learning-rate", "1e-3",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "fine-tuned on" in (tmp_path / "sft/final/README.md").read_text()
+    assert "max_length: 2048" in (tmp_path / "sft/final/README.md").read_text()
     bad = read_jsonl(tmp_path / "sft" / "quarantine.jsonl")
     assert len(bad) == 1 and bad[0]["line"] == 41
     done = trustclip(

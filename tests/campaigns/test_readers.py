@@ -87,10 +87,11 @@ def _within(argv: list[str], out: Path) -> tuple[int, str]:
     status = 99
     try:
         descriptor = os.open(out, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-        os.dup2(descriptor, 1), os.dup2(descriptor, 2)
+        for stream in (1, 2):
+            os.dup2(descriptor, stream)
         sys.stdout = sys.stderr = open(1, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
         own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (own + (1 << 30),) * 2)
+        resource.setrlimit(resource.RLIMIT_AS, (own + (1 << 30), own + (1 << 30)))
         resource.setrlimit(resource.RLIMIT_CPU, (30, 31))
         status = main(argv)
     except BaseException:

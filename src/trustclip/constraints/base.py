@@ -283,19 +283,15 @@ class Interval(Method):
     """
 
     @property
-    def side(self) -> Side:
-        return "outward"
-
-    @property
-    def level(self) -> Level:
-        return "token"
-
-    @property
     def traits(self) -> Trait:
-        return Trait.CUTS | clips(self.side, self.level) | spans(self.level)
+        side, level = self._gate()
+        return Trait.CUTS | clips(side, level) | spans(level)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        return gates.interval(batch, self.log_interval(), self.side, self.level)
+        return gates.interval(batch, self.log_interval(), *self._gate())
+
+    def _gate(self) -> tuple[Side, Level]:
+        return getattr(self, "side", "outward"), getattr(self, "level", "token")
 
 
 def _rebuild(name: str, values: Mapping[str, Any]) -> Method:

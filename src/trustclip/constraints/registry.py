@@ -109,7 +109,7 @@ def penalty(divergence: str = "k2", beta: Any = 1e-3, **more: Any) -> Penalty:
 Part = Annotated[InstanceOf[Method], BeforeValidator(as_method)]
 
 
-def with_arguments(spec: Any, arguments: Mapping[str, Any] | None) -> Any:
+def with_arguments(spec: Any, arguments: Mapping[str, Any] | str | None) -> Any:
     """Merge the deprecated pair ``method`` and ``method_args`` into one input of `as_method`.
 
     Raises:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NotRequired, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NotRequired
 
 from trustclip.logs.answers import of_answers
 from trustclip.logs.forms import ENTRY, EVALUATED, HASHES, MARKED, NOTICE, SUMMARY

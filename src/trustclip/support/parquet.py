@@ -121,8 +121,9 @@ def _check(path: Path, file: "pq.FileMetaData", names: set[str], texts: Sequence
 def _memory(array: "pa.Array") -> int:
     """About how many bytes the values of an array take as objects of Python."""
     import pyarrow as pa
-    import pyarrow.compute as pc
+    import pyarrow.compute
 
+    pc: Any = pyarrow.compute  # its functions are made when it is imported
     kind, count = array.type, len(array)
     if pa.types.is_dictionary(kind):
         lengths = pc.binary_length(array.dictionary).take(array.indices)

@@ -17,7 +17,7 @@ from trustclip.train.gguf import check_gguf, convert, gguf_of
 from trustclip.train.problems.prompts import PROMPT_FILE, PromptStyle, set_chat_template
 from trustclip.train.settings.pretrained import PRETRAINED
 from trustclip.train.settings.stages import Dtype, Saved
-from trustclip.train.tiny import BUILT_IN, tiny_model, tiny_tokenizer
+from trustclip.train.tiny import BUILT_IN, tiny_config, tiny_model, tiny_tokenizer
 
 #: The file that marks the folder of a LoRA adapter.
 ADAPTER = "adapter_config.json"
@@ -167,7 +167,7 @@ def model_config(name: str) -> Any:
       ValueError: it cannot be read.
     """
     if name in BUILT_IN:
-        return tiny_model(**BUILT_IN[name])[0].config
+        return tiny_config(tiny_tokenizer(), **BUILT_IN[name])
     from transformers import AutoConfig
 
     try:

@@ -1,6 +1,6 @@
 """A Qwen3 of 0.4 or 3 million parameters with a byte-level tokenizer, to train on a CPU."""
 
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -87,15 +87,28 @@ def tiny_model(
       (66368, 265)
     """
     import torch
-    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+    from transformers import GenerationConfig, Qwen3ForCausalLM
+
+    tokenizer = tiny_tokenizer()
+    config = tiny_config(tokenizer, layers=layers, hidden=hidden)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config).eval()
+    ends = {"eos_token_id": config.eos_token_id, "pad_token_id": config.pad_token_id}
+    model.generation_config = GenerationConfig(do_sample=True, **ends)
+    return model, tokenizer
+
+
+def tiny_config(tokenizer: Any, *, layers: int, hidden: int, **_: Any) -> Any:
+    """The configuration of `tiny_model`, without its weights."""
+    from transformers import Qwen3Config
 
     if layers < 1:
         raise ValueError(f"layers must be at least 1, got {layers}")
     if hidden < 64 or hidden % 64:
         raise ValueError(f"hidden must be a positive multiple of 64, got {hidden}")
-    tokenizer = tiny_tokenizer()
     eos, pad = (tokenizer.get_vocab()[mark] for mark in (EOS, PAD))
-    config = Qwen3Config(
+    return Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
         intermediate_size=3 * hidden,
@@ -114,8 +127,3 @@ def tiny_model(
         eos_token_id=eos,
         pad_token_id=pad,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config).eval()
-    model.generation_config = GenerationConfig(do_sample=True, eos_token_id=eos, pad_token_id=pad)
-    return model, tokenizer

@@ -196,7 +196,7 @@ def test_command_takes_columns_of_other_names(tmp_path):
     for name in ("train", "test"):
         file = tmp_path / f"{name}.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "test")}
+    files: dict[str, Any] = {n: str(tmp_path / f"{n}.jsonl") for n in ("train", "test")}
     columns = {"problem": "text", "answer": "label"}
     assert run(DecontaminateConfig(**files, out=tmp_path / "c.json", columns=columns)) == 0
     assert len(json.loads((tmp_path / "c.json").read_text())["copies"]) == 2

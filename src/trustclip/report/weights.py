@@ -51,6 +51,7 @@ def _of_sign(chosen: Method, ratios: Tensor, probabilities: Sequence[float], a: 
         kl_old_new=k3(x), kl_new_old=k3(x), logp_rollout=old,
         entropy=torch.ones_like(x), entropy_old=torch.ones_like(x),
         keys=torch.zeros_like(x, dtype=torch.int64), candidates=Candidates(nobody, nobody, nobody),
+        density=True,  # ratios are drawn whose new probability would be above 1
     )  # fmt: skip
     if chosen.statistics_over == "generation":
         batch = replace(batch, statistics=chosen.statistics(batch.with_logp(old)))

@@ -1,7 +1,7 @@
 """The atlas as a page: every method's gradient weight, with sliders for its hyper-parameters.
 
-The page computes weights and intervals itself, with the gate algebra that all pages share
-(``templates/gates.js.j2``); this module decides what can be moved, and between which values.
+The page computes weights and intervals itself, with rules of its own in JavaScript
+(``templates/algebra.js.j2``), which are tested against the methods; this module decides what can be moved, and between which values.
 """
 
 from collections.abc import Sequence
@@ -161,7 +161,7 @@ def atlas_page() -> str:
         "first": P_OLD,
     }
     pages = templates()
-    scripts = [Markup(pages.get_template(n).render()) for n in ("gates.js.j2", "atlas.js.j2")]
+    scripts = [Markup(pages.get_template(n).render()) for n in ("algebra.js.j2", "atlas.js.j2")]
     return page_of(
         pages.get_template("atlas.html.j2"),
         scripts,

@@ -124,7 +124,7 @@ def test_the_command_trains_on_a_part_of_a_split_and_names_mistakes(hub):
     assert done.returncode == 0, done.stderr
     assert json.loads((hub / "run" / "summary.json").read_text())["problems"] == 6
     done = trustclip(*args, "--split", "tran", "--output-dir", "other")
-    assert done.returncode == 2 and "did you mean 'train'" in done.stderr
+    assert done.returncode == 2 and "Should be one of ['train', 'test']" in done.stderr
     done = trustclip("eval", "--model", "tiny", "--tasks", "hub:owner/name@test", "--k", "1",
                      "--max-tokens", "2", "--columns.prompt", "aks",
                      "--output-dir", "eval")  # fmt: skip

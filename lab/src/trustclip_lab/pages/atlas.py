@@ -1,7 +1,8 @@
 """The atlas as a page: every method's gradient weight, with sliders for its hyper-parameters.
 
 The page computes weights and intervals itself, with rules of its own in JavaScript
-(``templates/algebra.js.j2``), which are tested against the methods; this module decides what can be moved, and between which values.
+(``templates/algebra.js.j2``), which are tested against the methods; this module decides what can be
+moved, and between which values.
 """
 
 from collections.abc import Sequence

@@ -31,9 +31,10 @@ def tracked(folder: Path, tracker: str) -> dict[str, dict[int, float]]:
     content |= {"sft": None, "eval": TESTS, "rl": {**content["rl"], **RL, "report_to": tracker}}
     (folder / "recipe.yaml").write_text(yaml.safe_dump(content))
     places = {"WANDB_DIR": str(folder), "TENSORBOARD_LOGGING_DIR": str(folder / "events")}
-    done = trustclip(
-        "run", str(folder / "recipe.yaml"), env={**os.environ, **places, "WANDB_MODE": "offline"}
-    )
+    # A run of wandb in this process says in variables of its own what the next one belongs to.
+    inherited = {name: value for name, value in os.environ.items() if "WANDB" not in name}
+    environment = {**inherited, **places, "WANDB_MODE": "offline"}
+    done = trustclip("run", str(folder / "recipe.yaml"), env=environment)
     assert done.returncode == 0, done.stderr
     wanted: dict[str, dict[int, float]] = {}
     for row in read_jsonl(folder / "run" / "metrics.jsonl"):

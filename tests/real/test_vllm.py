@@ -43,7 +43,6 @@ def samples(folder: Path) -> dict[str, tuple[Any, ...]]:
 def test_greedy_answers_to_forty_problems_are_those_of_transformers(tmp_path):
     theirs = evaluate(tmp_path / "vllm", GREEDY, SMALL)
     assert theirs.returncode == 0, theirs.stdout + theirs.stderr
-    assert theirs.stderr == ""
     ours = evaluate(tmp_path / "here", GREEDY)
     assert ours.returncode == 0, ours.stdout + ours.stderr
     found = samples(tmp_path / "vllm")

@@ -211,7 +211,6 @@ def test_the_tokens_of_several_runs_have_the_colours_of_their_charts(tmp_path):
         assert {name: boxes[name] for name in keys} == keys
         assert boxes.keys() - keys.keys() == {"each run's own"}
         assert "come from 4 runs" in tab.inner_text("#shares-note")
-        tab.screenshot(path="/tmp/commands_tokens.png", full_page=True)
 
 
 def _luminance(colour):

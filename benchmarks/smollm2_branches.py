@@ -132,13 +132,14 @@ def branched(trunk: Run, folder: Path, generation: int, arm: str, method: Mappin
         (part / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         part.rename(path)
     if not read_run(path).summary.get("finished"):
-        trustclip("resume", path)
+        # fewer problems are evaluated than by the run that it branches from
+        trustclip("resume", path, "--changed-inputs")
     return read_run(path)
 
 
-def trustclip(command: str, path: Path) -> None:
+def trustclip(command: str, path: Path, *options: str) -> None:
     """Run a command of trustclip."""
-    subprocess.run([sys.executable, "-m", "trustclip", command, str(path)], check=True)
+    subprocess.run([sys.executable, "-m", "trustclip", command, str(path), *options], check=True)
 
 
 def alike(trunk: Run, table: Path) -> int:

@@ -24,6 +24,7 @@ def runs(base: Path) -> Runs:
     def work(folder: Path, _: Setup) -> bool:
         changes = {
             "model": str(base / "model"), "output_dir": folder, "max_steps": 3, "save_steps": 1,
+            "save_total_limit": 3,  # all, as the undisturbed run has every one to compare with
             "steps_per_generation": 2, "max_completion_length": 8, "limit": 64,
             "per_device_train_batch_size": 16,
         }  # fmt: skip

@@ -302,6 +302,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         limit, ends = self.max_completion_length, set(end_tokens(self))
         decoded = decoder.decode(prompt_ids, limit, ends, self.temperature, self.stopping)
         if not self._compared:
+            self.leave_if_asked()  # every rank compares, so every rank can leave here
             self._compared = True
             self._apart = disagreement(self, prompt_ids, decoded, decoder.dtype)
             if self._apart is not None:

@@ -22,8 +22,11 @@ def disagreement(
 ) -> str | None:
     """How a model's own pass differs from its decoder beyond rounding; None if it does not.
 
-    A difference is warned of. Every rank must ask for it, and all get the same answer.
+    A difference is warned of. One batch of the completions is compared, in one pass of the model.
+    Every rank must ask for it, and all get the same answer.
     """
+    batch = trainer.args.per_device_train_batch_size
+    prompts, decoded = prompts[:batch], decoded[:batch]
     length = max(len(one.tokens) for one in decoded)
     longest = max(map(len, prompts))
     ids = torch.zeros(len(prompts), longest + length, dtype=torch.long)
@@ -32,7 +35,6 @@ def disagreement(
         place = slice(longest - len(prompt), longest + len(one.tokens))
         ids[row, place], mask[row, place] = torch.tensor([*prompt, *one.tokens]), 1
         logps[row, : len(one.tokens)] = torch.tensor(one.logps)
-    batch = trainer.args.per_device_train_batch_size
     scored, *_ = trainer._score(None, trainer.model, ids, mask, length, batch)
     apart = (scored.float() - logps).abs()[mask[:, longest:].bool()].mean()
     mean = trainer.accelerator.gather(apart).max().item()

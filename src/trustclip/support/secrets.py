@@ -15,7 +15,8 @@ HIDDEN = "[redacted]"
 #: Names of settings that hold a secret, e.g. ``hub_token``, ``--api-key``, ``WANDB_API_KEY``.
 _NAME = re.compile(
     r"(^|[._-])(token|passwords?|passwd|pwd|passphrases?|secrets?|credentials?|authorization"
-    r"|cookies?|jwt|creds|dsn|connection[_-]?string|webhook([_-]?url)?|(access|auth|bearer|hf|hub|refresh|session)[_-]?tokens"
+    r"|cookies?|jwt|creds|dsn|connection[_-]?string|webhook([_-]?url)?"
+    r"|(access|auth|bearer|hf|hub|refresh|session)[_-]?tokens"
     r"|(access|account|api|auth|hf|license|openai|private|secret|signing|ssh|wandb)[_-]?keys?)$",
     re.IGNORECASE,
 )

@@ -26,9 +26,9 @@ def conclude(
     The card has ``more`` sentences after the findings.
     """
     run.summarize(summary)
-    name = {getattr(getattr(trainer, "method", None), "name", "sft")}
+    name = getattr(getattr(trainer, "method", None), "name", "sft")
     trainer.args.output_dir, trainer.hub_model_id = str(run.final), "."  # where the card lies
-    trainer.create_model_card(model_name=run.path.name, tags=["trustclip", *name])
+    trainer.create_model_card(model_name=run.path.name, tags=["trustclip", name])
     card = run.final / "README.md"
     text = card.read_text(encoding="utf-8").replace(_NAMELESS, "a fine-tuned model of this machine")
     write_text(card, f"{text.rstrip()}\n\n{about(run.path, more)}")

@@ -13,17 +13,18 @@ from torch.nn.modules import module as of_all_modules
 
 #: Libraries and modules that wrap and shard a model without changing what it computes.
 _WRAPPING = (
-    *(
-        "accelerate",
-        "deepspeed",
-        "kernels",
-        "liger_kernel",
-        "torch.distributed",
-        "trl",
-        "trustclip",
-    ),
-    *("peft.mixed_model", "peft.peft_model", "peft.utils"),
-    *("transformers.modeling_utils", "transformers.utils"),
+    "accelerate",
+    "deepspeed",
+    "kernels",
+    "liger_kernel",
+    "peft.mixed_model",
+    "peft.peft_model",
+    "peft.utils",
+    "torch.distributed",
+    "transformers.modeling_utils",
+    "transformers.utils",
+    "trl",
+    "trustclip",
 )
 
 

@@ -8,13 +8,11 @@ not yet logged is not stored: they begin anew.
 
 import json
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Strict
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from trustclip.support import schemas
 
@@ -72,18 +70,13 @@ def restore(trainer: Any, folder: Path) -> None:
         else:
             lost.append(f"the thresholds of {trainer.method.name!r}")
     if trainer._average:
-        if weights := _under("average", tensors):
-            averaged = [weights[str(i)] for i in range(len(weights))]
+        if tensors:
+            averaged = [tensors[f"average/{i}"] for i in range(len(tensors))]
             trainer._average.restore([*stored["average"], averaged])
         else:
             lost.append("the averaged weights")
     if lost:
         warnings.warn(f"{folder} lacks {', '.join(lost)}: begun anew.", stacklevel=2)
-
-
-def _under(place: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    place += "/"
-    return {n.removeprefix(place): x for n, x in tensors.items() if n.startswith(place)}
 
 
 def _named(trainer: Any) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Launchers: local processes, Slurm jobs or Ray tasks."""
+"""Launchers: local processes, Slurm jobs."""

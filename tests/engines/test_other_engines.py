@@ -189,6 +189,46 @@ def test_skyrl_corrects_for_the_sampler_by_itself(skyrl: Any) -> None:
     close(logp.grad, -tc.coefficient(tc.method("tis", inner="atr", ceiling=1.05), with_sampler))
 
 
+def test_tokens_that_skyrl_rejects_count_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its correction returns a mask of its own: tokens outside weigh nothing in the mean."""
+    registered: dict[str, Any] = {}
+
+    def rejecting(loss: Tensor, old: Tensor, rollout: Tensor, mask: Tensor, config: Any) -> Any:
+        kept = mask.clone()
+        kept[:, 0] = 0
+        return 2 * loss, kept, {"rejected": 1.0}
+
+    def reduced(loss: Tensor, mask: Tensor) -> Tensor:
+        return (loss * mask).sum() / mask.sum()
+
+    utilities = "skyrl.backends.skyrl_train.utils"
+    registry = types.SimpleNamespace(register=registered.__setitem__)
+    stand_in(
+        monkeypatch, f"{utilities}.ppo_utils", PolicyLossRegistry=registry, reduce_loss=reduced
+    )
+    theirs = types.ModuleType(f"{utilities}.off_policy_correction_utils")
+    theirs.apply_off_policy_correction = rejecting  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, theirs.__name__, theirs)
+    for name in ("ppo_utils", "off_policy_correction_utils"):
+        path = f"{utilities}.{name}"
+        monkeypatch.setattr(sys.modules[utilities], name, sys.modules[path], raising=False)
+    from trustclip.engines import skyrl as ours
+
+    method = tc.method("atr")
+    batch = engine_cases.batch_for(method)
+    ours.register("atr", policy_loss_type="ours")
+    config = types.SimpleNamespace(off_policy_correction=types.SimpleNamespace(tis_ratio_type=None))
+    logp, mask = leaf_of(batch), batch.mask.float()
+    loss, metrics = registered["ours"](
+        logp, batch.logp_old, batch.advantages, config, mask, batch.logp_old
+    )
+    loss.backward()
+    kept = mask.clone()
+    kept[:, 0] = 0
+    close(logp.grad, -2 * kept * tc.coefficient(method, batch) / kept.sum())
+    assert metrics["rejected"] == 1
+
+
 def test_a_correction_is_made_once_in_skyrl(skyrl: Any) -> None:
     from skyrl.train.config import AlgorithmConfig, OffPolicyCorrectionConfig
 

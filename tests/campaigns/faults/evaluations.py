@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
-from unittest import mock
 
-from trustclip.logs import samples
 from trustclip.logs.answers import scores
 from trustclip.support.lock import only_process
 from trustclip.support.marks import Neutral
@@ -49,8 +47,7 @@ def _answer(text: str) -> Completion:
 
 def work(folder: Path, _: Setup) -> bool:
     """What ``trustclip eval`` does in a folder; True when it is finished."""
-    small = mock.patch.object(samples, "SHARD_BYTES", 1500)
-    with only_process(folder), small:
+    with only_process(folder):
         run = RunDirectory.resumed(folder, "eval", Settings(folder))
         for task, problems in TASKS.items():
             run.problems(problems, task)
@@ -61,5 +58,5 @@ def work(folder: Path, _: Setup) -> bool:
 
 
 def runs(base: Path) -> Runs:
-    """Evaluations of ten problems, in shards of 1500 bytes."""
+    """Evaluations of ten problems."""
     return Runs(work, base)

@@ -205,12 +205,14 @@ class StandIn(Durable, Loop):
             listener, self.mismatch.listener = self.mismatch.listener, None
             logp = -torch.linspace(0.1, 3, 60)
             listener(Pairs(logp, logp + 0.3))
-        if step % 2 == 0:  # a new generation of completions
+        if step % 2 == 0:  # a new generation of completions, in two batches
             texts = [f"{value:.6f} " * 9 for value in torch.rand(4).tolist()]
-            self._run.sample(
+            rows = [
                 {"stage": "rl", "step": step, "index": i, "response": text}
                 for i, text in enumerate(texts)
-            )
+            ]
+            self._run.sample(rows[:2])
+            self._run.sample(rows[2:])
             logp = (-torch.rand(5)).tolist()
             self._run.tokens(step, [{"logp": logp, "advantage": 0.5, "step": step}])
         loss = model(x).square().mean()

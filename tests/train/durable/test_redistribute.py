@@ -1,8 +1,17 @@
 """A generation, and sums not yet logged, spread over another number of ranks."""
 
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import torch
 
+from trustclip.train.durable import states
+from trustclip.train.durable.ranks import Ranks
 from trustclip.train.durable.redistribute import respread, summed
+from trustclip.train.durable.saving import Content
+from trustclip.train.durable.trainer import Durable
 
 #: Of two ranks: prompts padded on the left, completions on the right, to lengths of their own.
 PROMPTS = [[[1, 2, 3], [0, 4, 5]], [[6, 7], [0, 8]]]
@@ -43,3 +52,29 @@ def test_sums_of_all_ranks_stay_the_same_sum():
     states = [{"k3": (torch.tensor(1.0), None)}, None, {"k3": (torch.tensor(2.5), None)}]
     ranks = [summed([states[0], states[2]], rank)["k3"][0] for rank in range(4)]
     assert ranks == [3.5, 0, 0, 0]
+
+
+def test_ranks_that_are_new_draw_numbers_of_their_own(tmp_path):
+    for rank in range(2):
+        content = Content()
+        for seed in (random.seed, np.random.seed, torch.manual_seed):
+            seed(rank)
+        loop = {"loss": torch.tensor(float(rank))}
+        own = {"random": states.random_state(), "loop": loop, "progress": {}}
+        content.state(f"rank-{rank}", own)
+        content.write_own(tmp_path)
+    for world in (1, 4, 5):
+        drawn, losses = set(), set()
+        for rank in range(world):
+            trainer: Any = SimpleNamespace(
+                _ranks=Ranks(rank, world),
+                _of_rank=lambda folder, number: states.load(folder, f"rank-{number}"),
+                _redistributed=lambda stored: stored[0],
+            )
+            own = Durable._of_this_rank(trainer, tmp_path)
+            states.set_random_state(own["random"])
+            drawn.add((*torch.rand(2).tolist(), *np.random.rand(2), random.random()))
+            losses.add(own["loop"]["loss"].item())
+        assert len(drawn) == world and losses == {0.5}
+        for place in range(5):
+            assert len({numbers[place] for numbers in drawn}) == world

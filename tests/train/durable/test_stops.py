@@ -11,7 +11,7 @@ import time
 import pytest
 from durable_runs import Rows, differences, grpo, sft, timeless
 from test_resume import ATR, CLIP_COV, FULL_KL, disturb, schedule
-from transformers import Qwen3Model
+from transformers import Qwen3Model, TrainerCallback
 
 from trustclip.engines.trl.sampling.decoding import Decoder
 from trustclip.support import stops
@@ -135,6 +135,32 @@ def test_stopped_at_any_pass_and_continued_it_leaves_the_same_bytes(
         assert different(cut, whole) == []
         assert Rows(cut / "rows").read() == Rows(whole / "rows").read()
     assert places == ({"generation", "update"} if make is grpo else {"update"})
+
+
+class Noted(TrainerCallback):
+    """Writes a line into the history as every update begins."""
+
+    def on_step_begin(self, args, state, control, **_):
+        state.log_history.append({"step": state.global_step, "begun": True})
+
+
+def test_what_was_noted_since_the_last_update_is_taken_back(tmp_path, monkeypatch):
+    settings = {"method": "clip", **schedule(1, 2, 1), "max_steps": 3, **SPARSE}
+    trainer = grpo(tmp_path, **settings)
+    trainer.add_callback(Noted())
+    with monkeypatch.context() as patch:
+        passes = Passes(trainer, patch, 0)
+        original = trainer.training_step
+
+        def stopping(*args):
+            if trainer.state.global_step == 2:  # as it samples its next generation
+                passes.at = passes.before + 1
+            return original(*args)
+
+        patch.setattr(trainer, "training_step", stopping)
+        assert trainer.train_durably() is False
+    assert trainer.state.global_step == 2  # the note of the third update is not of its state
+    assert [row["step"] for row in trainer.state.log_history if "begun" in row] == [0, 1]
 
 
 # -- signals ---------------------------------------------------------------------------------------

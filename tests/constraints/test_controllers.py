@@ -13,8 +13,8 @@ from method_cases import random_batch
 
 import trustclip as tc
 from trustclip.cli.commands.experiments import settings as read
-from trustclip.constraints import base, controllers, diagnostics
-from trustclip.constraints.adaptive import Adaptive
+from trustclip.constraints import adaptive, controllers, diagnostics
+from trustclip.constraints.adaptive import Adaptive, adapts
 from trustclip.train.settings.stages import RLSettings
 
 GATE = {"controller": "target_gate", "share": 0.02, "initial": 0.07}
@@ -24,10 +24,6 @@ def atr(**settings) -> Adaptive:
     method = tc.method("atr", delta={**GATE, **settings})
     assert isinstance(method, Adaptive)
     return method
-
-
-def adapts(method: tc.Method) -> bool:
-    return base.adapts(method)
 
 
 def delta(method: tc.Method) -> float:
@@ -135,8 +131,8 @@ def test_after_changes_nothing_in_place_and_state_restores() -> None:
     before = atr()
     moved = before.after({"gated": 0.5}).after({"gated": 0.1})
     assert delta(before) == 0.07 and before == atr()
-    state = json.loads(json.dumps(moved.state()))
-    assert before.restored(state) == moved != before
+    state = json.loads(json.dumps(adaptive.state(moved)))
+    assert adaptive.restored(before, state) == moved != before
     assert tc.method("clip").after({"gated": 1.0}) == tc.method("clip")
     # The bounds stay those of the start, however far it has gone.
     for _ in range(200):
@@ -149,7 +145,7 @@ def test_parts_adapt_by_the_metrics_of_the_whole() -> None:
     joined = tc.as_method(spec)
     moved = joined.after({"gated": 0.1})
     assert adapts(joined) and delta(moved.first) > 0.07  # type: ignore[attr-defined]
-    assert joined.restored(moved.state()) == moved
+    assert adaptive.restored(joined, adaptive.state(moved)) == moved
     assert tc.method(**joined.to_dict()) == joined
 
 
@@ -199,7 +195,9 @@ def test_the_divergence_reaches_its_target(target: float, step_size: float) -> N
 
 # By token ----------------------------------------------------------------------------------------
 
-PER_TOKEN = [(name, field) for name, cls in tc.methods().items() for field in cls.per_token]
+PER_TOKEN = [
+    (name, field) for name, cls in tc.methods().items() for field in adaptive.by_token(cls)
+]
 
 
 @pytest.mark.parametrize(("name", "field"), PER_TOKEN)
@@ -290,7 +288,7 @@ def test_it_continues_where_it_was(runs, monkeypatch, forgotten: bool) -> None:
         monkeypatch.setattr(
             DurableGRPOTrainer,
             "_restore",
-            lambda self, p: restore(self, p | {"method": self.method.state()}),
+            lambda self, p: restore(self, p | {"method": adaptive.state(self.method)}),
         )
     there = cut(folder / "whole", folder / f"cut-{forgotten}", 3)
     assert grpo(there, **options).train_durably()

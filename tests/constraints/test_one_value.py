@@ -10,7 +10,7 @@ from test_recipe_files import written
 import trustclip as tc
 from trustclip.cli.arguments import changes_of
 from trustclip.cli.commands.experiments import settings
-from trustclip.constraints.base import adapts
+from trustclip.constraints.adaptive import adapts
 from trustclip.constraints.registry import as_method
 from trustclip.methods.atr import ATR
 from trustclip.train.files import ALIASES, as_mapping, load_recipe

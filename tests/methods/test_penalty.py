@@ -8,6 +8,7 @@ import trl_runs
 from method_cases import random_batch
 
 import trustclip as tc
+from trustclip.constraints import adaptive
 
 
 def test_a_sequence_pays_once_for_the_sum_of_its_log_ratios() -> None:
@@ -27,7 +28,7 @@ def test_its_price_adapts_and_the_inner_threshold_too() -> None:
     after = method.after({"k3": 0.05, "gated": 0.1})
     start, now = method.inner, after.inner
     assert now.beta > start.beta and now.inner.inner.delta > start.inner.inner.delta
-    assert method.restored(after.state()) == after
+    assert adaptive.restored(method, adaptive.state(after)) == after
     assert tc.as_method(method.to_dict()) == method
 
 

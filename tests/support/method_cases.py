@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import trustclip as tc
+from trustclip.constraints.base import value
 from trustclip.constraints.probes import batch_for as batch_for
 from trustclip.constraints.probes import candidates_for as candidates_for
 from trustclip.constraints.probes import changed as changed
@@ -146,7 +147,7 @@ def _drawn(method: tc.Method, random: np.random.Generator) -> tc.Method:
 def _number(method: tc.Method, field: str, random: np.random.Generator, far: float) -> float | None:
     if getattr(method, field) is None and random.random() < 1 / 3:
         return None
-    if (usual := method.value(field)) is None:
+    if (usual := value(method, field)) is None:
         return math.exp(random.uniform(-4.6, 1.1))
     return usual * math.exp(random.uniform(-far, far))
 

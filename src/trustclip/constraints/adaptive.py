@@ -3,12 +3,13 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
 from pydantic import InstanceOf
 from torch import Tensor
 
-from trustclip.constraints.base import Method, Reduce, definition, methods
+from trustclip.constraints.base import ByToken, Method, Reduce, definition, methods
+from trustclip.constraints.base import value as value_of
 from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 from trustclip.constraints.compose import Composite
 from trustclip.constraints.controllers import NAMED, Controller, PerToken, Target, controller
@@ -37,7 +38,7 @@ def split(
         start = one.initial
         if start is None and (start := defaults[name]) is None:
             plain = {k: v for k, v in hyperparameters.items() if _as_controller(k, v) is None}
-            start = cls(**plain).value(name)
+            start = value_of(cls(**plain), name)
         if isinstance(start, bool) or not isinstance(start, int | float):
             raise ValueError(f"the controller of `{name}` needs `initial`: there is no default.")
         fixed[name] = start
@@ -94,8 +95,8 @@ class Adaptive(Composite):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, one in self.controllers:
-            if isinstance(one, PerToken) and name not in self.inner.per_token:
-                able = [f"{m}.{field}" for m, cls in methods().items() for field in cls.per_token]
+            if isinstance(one, PerToken) and name not in by_token(type(self.inner)):
+                able = [f"{m}.{field}" for m, cls in methods().items() for field in by_token(cls)]
                 raise ValueError(
                     f"`{name}` of this method is one number for all tokens; what can be one per "
                     f"token: {', '.join(able)}."
@@ -154,16 +155,6 @@ class Adaptive(Composite):
         inner = replace(self.inner.after(metrics), **thresholds)  # type: ignore[type-var]
         return replace(self, inner=inner)  # type: ignore[type-var]
 
-    def state(self) -> dict[str, Any]:
-        targets = [name for name, one in self.controllers if isinstance(one, Target)]
-        own = {name: getattr(self.inner, name) for name in targets}
-        return {**super().state(), **({"thresholds": own} if own else {})}
-
-    def restored(self, state: Mapping[str, Any]) -> Self:
-        inner = self.inner.restored(state.get("inner", {}))
-        inner = replace(inner, **state.get("thresholds", {}))  # type: ignore[type-var]
-        return replace(self, inner=inner)  # type: ignore[type-var]
-
     def to_dict(self) -> dict[str, Any]:
         return {**self.inner.to_dict(), **{name: one.to_dict() for name, one in self.controllers}}
 
@@ -171,4 +162,60 @@ class Adaptive(Composite):
         if one.initial is not None:
             return one.initial
         defaults: Any = {f.name: f.default for f in fields(self.inner)}  # type: ignore[arg-type]
-        return replace(self.inner, **{name: defaults[name]}).value(name)  # type: ignore[type-var]
+        return value_of(replace(self.inner, **{name: defaults[name]}), name)  # type: ignore[type-var]
+
+
+def by_token(cls: type[Method]) -> list[str]:
+    """Hyper-parameters of a method's class that may differ from token to token.
+
+    Example:
+      >>> import trustclip as tc
+      >>> by_token(tc.methods()["clip_higher"]), by_token(tc.methods()["cispo"])
+      (['low', 'high'], [])
+    """
+    (mark,) = ByToken.__metadata__
+    hints = get_type_hints(cls, include_extras=True)
+    return [name for name, hint in hints.items() if mark in getattr(hint, "__metadata__", ())]
+
+
+def state(method: Method) -> dict[str, Any]:
+    """What `Method.after` has changed, for a checkpoint; empty where nothing can.
+
+    Example:
+      >>> import trustclip as tc
+      >>> state(tc.method("atr", delta=tc.controllers.target_gate(share=0.02)))
+      {'thresholds': {'delta': 0.07}}
+    """
+    parts = method.parts_by_field() if isinstance(method, Composite) else {}
+    changed = {name: own for name, part in parts.items() if (own := state(part))}
+    if isinstance(method, Adaptive):
+        targets = [name for name, one in method.controllers if isinstance(one, Target)]
+        own = {name: getattr(method.inner, name) for name in targets}
+        changed |= {"thresholds": own} if own else {}
+    return changed
+
+
+def restored(method: Method, state: Mapping[str, Any]) -> Method:
+    """The method with a `state` of an equal one."""
+    if not isinstance(method, Composite) or not state:
+        return method
+    parts = method.parts_by_field()
+    changed: dict[str, Any] = {
+        name: restored(parts[name], own) for name, own in state.items() if name in parts
+    }
+    if isinstance(method, Adaptive):
+        inner = changed.get("inner", method.inner)
+        changed["inner"] = replace(inner, **state.get("thresholds", {}))
+    return replace(method, **changed)  # type: ignore[type-var]
+
+
+def adapts(method: Method) -> bool:
+    """Whether `Method.after` can return another method than this one.
+
+    Example:
+      >>> import trustclip as tc
+      >>> held = tc.controllers.target_gate(share=0.02)
+      >>> adapts(tc.method("atr", delta=held)), adapts(tc.method("atr"))
+      (True, False)
+    """
+    return bool(state(method))

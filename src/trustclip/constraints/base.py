@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from torch import Tensor
 
 from trustclip.constraints import gates
-from trustclip.constraints.batch import LogBounds as LogBounds
-from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 from trustclip.constraints.gates import Side
 from trustclip.constraints.levels import Level
 from trustclip.constraints.twins import Twins, clip_twins, sequence_clip_twins
@@ -31,6 +30,10 @@ from trustclip.support.imports import import_object
 from trustclip.support.names import unknown
 
 Reduce = Callable[[Tensor], Tensor]
+
+_T = TypeVar("_T")
+#: Mark of a hyper-parameter that may also be a tensor [batch, time]: a threshold for each token.
+ByToken = Annotated[_T, "one for each token"]
 
 #: Other names of methods: name -> the method, and the hyper-parameters that make it the other.
 #: CFPO (Çağatan et al., `2601.22801 <https://arxiv.org/abs/2601.22801>`_) has the objective of SPO;
@@ -74,9 +77,6 @@ class Trait(enum.Flag):
     NEEDS_KL_GRADIENT = enum.auto()
     #: The weight corrects for the engine that sampled, so no trainer may do it again.
     CORRECTS_SAMPLER = enum.auto()
-    #: The gate or the weight reads the probability of a token, not only its ratio, so that a
-    #: density cannot take its place.
-    READS_PROBABILITY = enum.auto()
     #: ``delta`` bounds an estimate of the token's KL divergence, in nats.
     ESTIMATES_KL = enum.auto()
     #: PPO's clip with the bounds of `Method.log_interval`: the gate is outward and nothing else
@@ -137,11 +137,9 @@ class Method(ABC):
 
     A subclass is one file in ``trustclip/methods/``, or anywhere under the name
     ``"package.module:Class"``; decorated with `definition`; final. Only `surrogate` is required;
-    everything else has a default.
+    everything else has a default. A hyper-parameter marked `ByToken` may differ from token to
+    token; one whose None stands for the source's number has that as ``source_NAME``; see `value`.
     """
-
-    #: Hyper-parameters that may be tensors [batch, time]: a threshold for each token.
-    per_token: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def surrogate(self, batch: TokenBatch) -> Surrogate:
@@ -161,11 +159,6 @@ class Method(ABC):
         Those of its field ``anchor``, if it has one, unless overridden.
         """
         return anchor_fields(getattr(self, "anchor", "old"))
-
-    @property
-    def top_k(self) -> int | None:
-        """Number of likeliest tokens covered by the top-k divergences among `requires`."""
-        return None
 
     @property
     def traits(self) -> Trait:
@@ -192,16 +185,6 @@ class Method(ABC):
         of_sequences = Trait.SEES_OTHERS in self.traits
         twins = (sequence_clip_twins if of_sequences else clip_twins)(self.log_interval())
         return {trainer: twin for trainer, twin in twins.items() if twin.get("name") != self.name}
-
-    def value(self, name: str) -> Any:
-        """The value of a hyper-parameter in use: for None the source's, which may depend on others.
-
-        Example:
-          >>> import trustclip as tc
-          >>> tc.method("dppo").delta, tc.method("dppo").value("delta")
-          (None, 0.15)
-        """
-        return getattr(self, name)
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         """Bounds of the log-ratio inside which the gate never closes.
@@ -239,14 +222,6 @@ class Method(ABC):
           metrics: means of the update over all ranks, by the names of
             `trustclip.constraints.diagnostics.token_metrics`.
         """
-        return self
-
-    def state(self) -> dict[str, Any]:
-        """What `after` has changed, for a checkpoint; empty where nothing can."""
-        return {}
-
-    def restored(self, state: Mapping[str, Any]) -> "Method":
-        """The method with a `state` of an equal one."""
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -365,16 +340,30 @@ def of_own_token(method: Method) -> bool:
     return all(map(of_own_token, parts)) and not any(isinstance(v, Tensor) for v in values)
 
 
-def adapts(method: Method) -> bool:
-    """Whether `Method.after` can return another method than this one.
+def value(method: Method, name: str) -> Any:
+    """The value of a hyper-parameter in use: for None the source's, which may depend on others.
 
     Example:
       >>> import trustclip as tc
-      >>> held = tc.controllers.target_gate(share=0.02)
-      >>> adapts(tc.method("atr", delta=held)), adapts(tc.method("atr"))
-      (True, False)
+      >>> tc.method("dppo").delta, value(tc.method("dppo"), "delta")
+      (None, 0.15)
     """
-    return bool(method.state())
+    given = getattr(method, name)
+    return getattr(method, f"source_{name}", None) if given is None else given
+
+
+def top_k(method: Method) -> int | None:
+    """Number of likeliest tokens covered by the top-k divergences that a method requires.
+
+    Example:
+      >>> import trustclip as tc
+      >>> top_k(tc.method("dppo", divergence="top_k_tv", k=8)), top_k(tc.method("dppo"))
+      (8, None)
+    """
+    if not any(name.startswith("top_k_") for name in method.requires):
+        return None
+    parts = map(top_k, getattr(method, "parts", ()))
+    return getattr(method, "k", None) or next(filter(None, parts))
 
 
 def moves_candidates(method: Method) -> bool:

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from functools import reduce
 from operator import or_
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from torch import Tensor
 
-from trustclip.constraints.base import Method, Reduce, Trait, moves_candidates
+from trustclip.constraints.base import Method, Reduce, Trait, moves_candidates, top_k
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.masked import zero_masked
 from trustclip.constraints.twins import CORRECTION, Twins
@@ -35,7 +35,7 @@ class Composite(Method):
     @property
     def parts(self) -> tuple[Method, ...]:
         """The methods it is made of: its fields that are methods, in their order."""
-        return tuple(self._fields().values())
+        return tuple(self.parts_by_field().values())
 
     def __post_init__(self) -> None:
         for part in self.parts:
@@ -47,8 +47,11 @@ class Composite(Method):
                     else f"{part.name!r} moves tokens that were not sampled: a penalty can be "
                     "added to it, nothing else goes around it."
                 )
-        for name, what in (("statistics_over", "measure over"), ("top_k", "take a top-k of")):
-            needs = [(p.name, getattr(p, name)) for p in self.parts if getattr(p, name)]
+        for need, what in (
+            (lambda part: part.statistics_over, "measure over"),
+            (top_k, "take a top-k of"),
+        ):
+            needs = [(part.name, need(part)) for part in self.parts if need(part)]
             if len({value for _, value in needs}) > 1:
                 conflict = ", ".join(f"{part} {what} {value}" for part, value in needs)
                 raise ValueError(f"parts do not combine: {conflict}.")
@@ -63,27 +66,16 @@ class Composite(Method):
         return reduce(or_, (part.traits for part in self.parts)) & ~Trait.ALONE
 
     @property
-    def top_k(self) -> int | None:
-        return next((part.top_k for part in self.parts if part.top_k), None)
-
-    @property
     def statistics_over(self) -> Literal["generation", "micro_batch"] | None:
         return next((p.statistics_over for p in self.parts if p.statistics_over), None)
 
     def after(self, metrics: Mapping[str, float]) -> Self:
         """The method with the `after` of each part."""
-        return replace(self, **{name: p.after(metrics) for name, p in self._fields().items()})  # type: ignore[type-var]
+        parts = {name: part.after(metrics) for name, part in self.parts_by_field().items()}
+        return replace(self, **parts)  # type: ignore[type-var]
 
-    def state(self) -> dict[str, Any]:
-        """The changes made by `after` in each part, by field."""
-        states = {name: part.state() for name, part in self._fields().items()}
-        return {name: state for name, state in states.items() if state}
-
-    def restored(self, state: Mapping[str, Any]) -> Self:
-        parts = self._fields()
-        return replace(self, **{name: parts[name].restored(state[name]) for name in state})  # type: ignore[type-var]
-
-    def _fields(self) -> dict[str, Method]:
+    def parts_by_field(self) -> dict[str, Method]:
+        """The methods it is made of, by the name of their field."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
         return {name: value for name, value in values.items() if isinstance(value, Method)}
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trustclip.constraints.base import Method, Trait, adapts, moves_candidates
+from trustclip.constraints.adaptive import adapts
+from trustclip.constraints.base import Method, Trait, moves_candidates
 from trustclip.constraints.batch import SUPPLIERS, Surrogate, TokenBatch
 from trustclip.constraints.diagnostics import (
     P_OLD_EDGES,

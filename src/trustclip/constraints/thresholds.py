@@ -5,7 +5,7 @@ from typing import get_type_hints
 
 from torch import Tensor
 
-from trustclip.constraints.base import Method, Trait
+from trustclip.constraints.base import Method, Trait, value
 from trustclip.support.checked import UpToOne
 
 #: Names of hyper-parameters that bound a divergence, a ratio or a log-ratio: the gate closes on
@@ -26,10 +26,8 @@ def thresholds(method: Method) -> dict[str, float]:
     """
     if Trait.CUTS not in method.traits:
         return {}
-    values = {name: getattr(method, name, None) for name in NAMES}
-    if "delta" in type(method).__dict__ and values["delta"] is None:
-        values["delta"] = method.value("delta") or None  # its paper's value, if used
-    return {k: v for k, v in values.items() if v is not None and not isinstance(v, Tensor)}
+    values = {name: value(method, name) for name in NAMES if hasattr(method, name)}
+    return {name: number for name, number in values.items() if isinstance(number, float) and number}
 
 
 def widest(method: Method) -> float:
@@ -40,9 +38,14 @@ def widest(method: Method) -> float:
       >>> widest(tc.method("clip_higher")), widest(tc.method("atr"))
       (5.0, inf)
     """
-    hints = get_type_hints(type(method), include_extras=True)
-    at_most_one = [v for name, v in thresholds(method).items() if hints.get(name) == UpToOne]
-    return 1 / max(at_most_one) if at_most_one else float("inf")
+    offsets = [number for name, number in thresholds(method).items() if _is_offset(method, name)]
+    return 1 / max(offsets) if offsets else float("inf")
+
+
+def _is_offset(method: Method, name: str) -> bool:
+    """Whether a threshold is at most 1, as an offset below ratio 1 is."""
+    hint = get_type_hints(type(method), include_extras=True).get(name)
+    return set(UpToOne.__metadata__) <= set(getattr(hint, "__metadata__", ()))
 
 
 def scale_thresholds(method: Method, factor: float) -> Method:
@@ -53,11 +56,10 @@ def scale_thresholds(method: Method, factor: float) -> Method:
       >>> scale_thresholds(tc.method("clip_higher"), 0.5)
       ClipHigher(low=0.1, high=0.14, side='outward', level='token')
     """
-    hints = get_type_hints(type(method), include_extras=True)
-    scaled = {name: value * factor for name, value in thresholds(method).items()}
-    for name, value in scaled.items():
-        if hints.get(name) == UpToOne:
-            scaled[name] = min(value, 1.0)  # it may round to more
+    scaled = {name: number * factor for name, number in thresholds(method).items()}
+    for name, number in scaled.items():
+        if _is_offset(method, name):
+            scaled[name] = min(number, 1.0)  # it may round to more
     return replace(method, **scaled)  # type: ignore[type-var]
 
 
@@ -76,6 +78,6 @@ def least_kl(method: Method) -> float | None:
     values = [getattr(method, f.name) for f in fields(method)]  # type: ignore[arg-type]
     deltas = [least_kl(part) for part in values if isinstance(part, Method)]
     if any(name.startswith("kl_") for name in method.requires):
-        delta = method.value("delta") if hasattr(method, "delta") else None
+        delta = value(method, "delta") if hasattr(method, "delta") else None
         deltas.append(float(delta.min()) if isinstance(delta, Tensor) else delta)
     return min((x for x in deltas if isinstance(x, int | float)), default=None)

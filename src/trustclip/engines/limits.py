@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from trustclip.constraints.base import Method, Trait, adapts
+from trustclip.constraints.adaptive import adapts
+from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.batch import SUPPLIERS
 
 _TRL = "train it with trustclip.engines.trl"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints import divergences, gates, intervals, levels
-from trustclip.constraints.base import Method, Positive, Trait, clips, definition, spans
+from trustclip.constraints.base import ByToken, Method, Positive, Trait, clips, definition, spans
 from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 
 
@@ -58,9 +58,7 @@ class ATR(Method):
       (arXiv 2602.05494), 2026, Eq. 5-6
     """
 
-    per_token = ("delta",)
-
-    delta: Positive = 0.07
+    delta: ByToken[Positive] = 0.07
     side: gates.Side = "outward"
     level: levels.Level = "token"
     reduction: Literal["ratio", "mean", "sum", "max"] = "ratio"

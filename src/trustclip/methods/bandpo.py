@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor
 
 from trustclip.constraints import divergences, gates, intervals
-from trustclip.constraints.base import AboveOne, Method, Positive, Trait, definition, need_p_old
+from trustclip.constraints.base import AboveOne, Method, Positive, definition, need_p_old
 from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 
 #: Log-ratio bounds of each ball from a token's old log-probability and the threshold.
@@ -61,10 +61,6 @@ class BandPO(Method):
     ceiling: AboveOne | None = 10.0
     dual_ceiling: AboveOne | None = None
     side: gates.Side = "outward"
-
-    @property
-    def traits(self) -> Trait:
-        return Trait.CUTS | Trait.READS_PROBABILITY
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return self._log_bounds(need_p_old(p_old, self.name).log())

@@ -7,15 +7,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints import gates
-from trustclip.constraints.base import (
-    Method,
-    NonNegative,
-    Positive,
-    Reduce,
-    Trait,
-    UpToOne,
-    definition,
-)
+from trustclip.constraints.base import Method, NonNegative, Positive, Reduce, UpToOne, definition
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.masked import masked_sum, safe_exp
 
@@ -85,10 +77,6 @@ class BAPO(Method):
                 "the bounds open upwards: `low_limit` must be at most `low` and `high_limit` at "
                 f"least `high`, got {self.low_limit}, {self.low}, {self.high_limit}, {self.high}."
             )
-
-    @property
-    def traits(self) -> Trait:
-        return Trait.CUTS | Trait.READS_PROBABILITY
 
     @property
     def statistics_over(self) -> Literal["micro_batch"]:

@@ -3,7 +3,8 @@
 from torch import Tensor
 
 from trustclip.constraints import gates, intervals
-from trustclip.constraints.base import Interval, LogBounds, UpToOne, definition
+from trustclip.constraints.base import ByToken, Interval, UpToOne, definition
+from trustclip.constraints.batch import LogBounds
 from trustclip.constraints.levels import Level
 
 
@@ -37,9 +38,7 @@ class Clip(Interval):
       importance sampling <https://arxiv.org/abs/2511.20718>`_, 2025
     """
 
-    per_token = ("epsilon",)
-
-    epsilon: UpToOne = 0.2
+    epsilon: ByToken[UpToOne] = 0.2
     side: gates.Side = "outward"
     level: Level = "token"
 

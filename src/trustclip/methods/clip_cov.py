@@ -7,17 +7,8 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints import gates, intervals
-from trustclip.constraints.base import (
-    LogBounds,
-    Method,
-    Number,
-    Positive,
-    Reduce,
-    Trait,
-    UpToOne,
-    definition,
-)
-from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.base import Method, Number, Positive, Reduce, Trait, UpToOne, definition
+from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 from trustclip.constraints.masked import masked_sum
 from trustclip.constraints.selection import uniform
 

@@ -3,7 +3,8 @@
 from torch import Tensor
 
 from trustclip.constraints import gates, intervals
-from trustclip.constraints.base import Interval, LogBounds, Positive, UpToOne, definition
+from trustclip.constraints.base import ByToken, Interval, Positive, UpToOne, definition
+from trustclip.constraints.batch import LogBounds
 from trustclip.constraints.levels import Level
 
 
@@ -35,10 +36,8 @@ class ClipHigher(Interval):
       <https://arxiv.org/abs/2503.14476>`_, 2025
     """
 
-    per_token = ("low", "high")
-
-    low: UpToOne = 0.2
-    high: Positive = 0.28
+    low: ByToken[UpToOne] = 0.2
+    high: ByToken[Positive] = 0.28
     side: gates.Side = "outward"
     level: Level = "token"
 

@@ -7,14 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from trustclip.constraints import gates, levels
-from trustclip.constraints.base import (
-    Method,
-    Positive,
-    Trait,
-    UpToOne,
-    anchor_traits,
-    definition,
-)
+from trustclip.constraints.base import Method, Positive, Trait, UpToOne, anchor_traits, definition
 from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
 from trustclip.methods.dppo import Divergence, check, divergence_of, fields_of
 
@@ -87,16 +80,12 @@ class CPPO(Method):
             )
 
     @property
-    def top_k(self) -> int | None:
-        return self.k if self.divergence.startswith("top_k") else None
-
-    @property
     def requires(self) -> tuple[str, ...]:
         return fields_of(self.divergence, self.anchor)
 
     @property
     def traits(self) -> Trait:
-        own = Trait.CUTS | Trait.READS_PROBABILITY | Trait.SEES_OTHERS
+        own = Trait.CUTS | Trait.SEES_OTHERS
         return own | anchor_traits(self.anchor)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:

@@ -1,6 +1,6 @@
 """DPPO: trust regions on the divergence of probabilities instead of the ratio."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -9,6 +9,7 @@ from torch import Tensor
 from trustclip.constraints import divergences, gates, intervals
 from trustclip.constraints.base import (
     AboveOne,
+    ByToken,
     Method,
     Positive,
     Trait,
@@ -16,6 +17,7 @@ from trustclip.constraints.base import (
     anchor_traits,
     definition,
     need_p_old,
+    value,
 )
 from trustclip.constraints.batch import Anchor, LogBounds, Surrogate, TokenBatch
 from trustclip.constraints.masked import safe_exp
@@ -72,10 +74,8 @@ class DPPO(Method):
       <https://arxiv.org/abs/2602.04879>`_, 2026
     """
 
-    per_token = ("delta",)
-
     divergence: Divergence = "binary_tv"
-    delta: Positive | None = None
+    delta: ByToken[Positive | None] = None
     ceiling: AboveOne = 20.0
     anchor: Anchor = "old"
     k: Annotated[int, Field(ge=1)] = 20
@@ -84,12 +84,8 @@ class DPPO(Method):
         check(self.divergence, self.anchor)
 
     @property
-    def top_k(self) -> int | None:
-        return self.k if self.divergence.startswith("top_k") else None
-
-    @property
     def traits(self) -> Trait:
-        return Trait.CUTS | Trait.READS_PROBABILITY | anchor_traits(self.anchor)
+        return Trait.CUTS | anchor_traits(self.anchor)
 
     @property
     def requires(self) -> tuple[str, ...]:
@@ -97,29 +93,29 @@ class DPPO(Method):
 
     @property
     def twins(self) -> Twins:
-        if self.top_k is not None or self.anchor == "rollout":
+        if self.divergence.startswith("top_k") or self.anchor == "rollout":
             return {}
-        limits = verl_bounds(self.value("delta"), self.value("delta")) | {
-            "clip_ratio_c": self.ceiling
-        }
+        delta = value(self, "delta")
+        limits = verl_bounds(delta, delta) | {"clip_ratio_c": self.ceiling}
         return {"verl": verl_settings(f"dppo_{self.divergence[-2:]}", **limits)}
 
-    def value(self, name: str) -> Any:
-        own = DELTA[self.divergence[-2:]] if name == "delta" and self.delta is None else None
-        return super().value(name) if own is None else own
+    @property
+    def source_delta(self) -> float:
+        """The paper's threshold, in use where ``delta`` is None."""
+        return DELTA[self.divergence[-2:]]
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
-        if self.top_k is not None:
+        if self.divergence.startswith("top_k"):
             return super().log_interval(p_old)
         logp_old = need_p_old(p_old, self.name).log()
         if self.divergence == "binary_kl":
-            return intervals.log_bernoulli_kl(logp_old, self.value("delta"))
-        return divergences.log_binary_tv_bounds(logp_old, self.value("delta"))
+            return intervals.log_bernoulli_kl(logp_old, value(self, "delta"))
+        return divergences.log_binary_tv_bounds(logp_old, value(self, "delta"))
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         batch = batch.against(self.anchor)
         x = batch.log_ratio.detach()
-        satisfied = divergence_of(self.divergence, batch) <= self.value("delta")
+        satisfied = divergence_of(self.divergence, batch) <= value(self, "delta")
         kept = gates.keeps_gradient(satisfied, x, batch.advantages, "outward")
         return gates.score_function(batch, safe_exp(x).clamp(max=self.ceiling), kept)
 

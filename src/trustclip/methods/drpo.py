@@ -1,13 +1,7 @@
 """DRPO: DPPO's region of probabilities, with a quadratic price instead of a mask."""
 
 from trustclip.constraints import gates
-from trustclip.constraints.base import (
-    Method,
-    Positive,
-    Trait,
-    anchor_traits,
-    definition,
-)
+from trustclip.constraints.base import Method, Positive, Trait, anchor_traits, definition
 from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
 from trustclip.constraints.masked import safe_exp, safe_expm1
 
@@ -56,7 +50,7 @@ class DRPO(Method):
 
     @property
     def traits(self) -> Trait:
-        return Trait.REVERSES | Trait.READS_PROBABILITY | anchor_traits(self.anchor)
+        return Trait.REVERSES | anchor_traits(self.anchor)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         batch = batch.against(self.anchor)

@@ -5,8 +5,8 @@ import math
 from torch import Tensor
 
 from trustclip.constraints import gates, intervals
-from trustclip.constraints.base import AboveOne, LogBounds, Method, Positive, UpToOne, definition
-from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.base import AboveOne, Method, Positive, UpToOne, definition
+from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 from trustclip.constraints.twins import Twins, clip_twins
 
 

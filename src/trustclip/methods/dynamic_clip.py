@@ -3,16 +3,8 @@
 from torch import Tensor
 
 from trustclip.constraints import gates, intervals
-from trustclip.constraints.base import (
-    AboveOne,
-    LogBounds,
-    Method,
-    Positive,
-    Trait,
-    definition,
-    need_p_old,
-)
-from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.base import AboveOne, Method, Positive, definition, need_p_old
+from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 
 
 @definition
@@ -53,10 +45,6 @@ class DynamicClip(Method):
     ceiling: AboveOne = 10.0
     dual_ceiling: AboveOne | None = None
     side: gates.Side = "outward"
-
-    @property
-    def traits(self) -> Trait:
-        return Trait.CUTS | Trait.READS_PROBABILITY
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return self._log_bounds(need_p_old(p_old, self.name))

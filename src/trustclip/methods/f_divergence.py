@@ -6,6 +6,7 @@ from torch import Tensor
 
 from trustclip.constraints import fdivergences, gates
 from trustclip.constraints.base import (
+    ByToken,
     Method,
     Number,
     Positive,
@@ -68,11 +69,9 @@ class FDivergence(Method):
       the bands: `BandPO <https://arxiv.org/abs/2603.04918>`_, 2026
     """
 
-    per_token = ("delta",)
-
     divergence: str = "kl_old_new"
     alpha: Number | None = None
-    delta: Positive = 0.07
+    delta: ByToken[Positive] = 0.07
     bounds: Literal["ratio", "bernoulli"] = "ratio"
     side: gates.Side = "outward"
 
@@ -81,7 +80,7 @@ class FDivergence(Method):
 
     @property
     def traits(self) -> Trait:
-        own = clips(self.side) if self.bounds == "ratio" else Trait.READS_PROBABILITY
+        own = clips(self.side) if self.bounds == "ratio" else Trait(0)
         return Trait.CUTS | own
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:

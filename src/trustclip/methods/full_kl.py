@@ -3,7 +3,7 @@
 from typing import Literal
 
 from trustclip.constraints import gates
-from trustclip.constraints.base import Method, Positive, definition
+from trustclip.constraints.base import ByToken, Method, Positive, definition
 from trustclip.constraints.batch import Surrogate, TokenBatch
 
 
@@ -43,9 +43,7 @@ class FullKL(Method):
       (arXiv 2602.05494), 2026, Eq. 4 and Table 3
     """
 
-    per_token = ("delta",)
-
-    delta: Positive = 0.07
+    delta: ByToken[Positive] = 0.07
     order: Literal["old_new", "new_old"] = "old_new"
     side: gates.Side = "outward"
 

@@ -5,6 +5,7 @@ from torch import Tensor
 from trustclip.constraints import divergences, gates
 from trustclip.constraints.base import (
     AboveOne,
+    ByToken,
     Method,
     Positive,
     Trait,
@@ -57,15 +58,13 @@ class IPO(Method):
       learning <https://arxiv.org/abs/2602.04879>`_, 2026
     """
 
-    per_token = ("delta",)
-
-    delta: Positive = 0.3
+    delta: ByToken[Positive] = 0.3
     ceiling: AboveOne | None = 1e4
     anchor: Anchor = "rollout"
 
     @property
     def traits(self) -> Trait:
-        return Trait.CUTS | Trait.READS_PROBABILITY | anchor_traits(self.anchor)
+        return Trait.CUTS | anchor_traits(self.anchor)
 
     @property
     def twins(self) -> Twins:

@@ -5,8 +5,8 @@ from typing import Literal
 from torch import Tensor
 
 from trustclip.constraints import divergences, gates, intervals
-from trustclip.constraints.base import LogBounds, Method, Positive, Trait, clips, definition
-from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.base import ByToken, Method, Positive, Trait, clips, definition
+from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 
 
 @definition
@@ -42,9 +42,7 @@ class ISKL3(Method):
       the first form as a penalty: `DeepSeek-V3.2 <https://arxiv.org/abs/2512.02556>`_, 2025
     """
 
-    per_token = ("delta",)
-
-    delta: Positive = 0.07
+    delta: ByToken[Positive] = 0.07
     form: Literal["kl_new_old", "product"] = "kl_new_old"
     side: gates.Side = "outward"
 

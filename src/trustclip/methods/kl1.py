@@ -6,7 +6,8 @@ from typing import Literal
 from torch import Tensor
 
 from trustclip.constraints import gates, intervals
-from trustclip.constraints.base import Interval, LogBounds, Positive, Trait, definition
+from trustclip.constraints.base import ByToken, Interval, Positive, Trait, definition
+from trustclip.constraints.batch import LogBounds
 
 
 @definition
@@ -40,9 +41,7 @@ class KL1(Interval):
       (arXiv 2602.05494), 2026, Table 3
     """
 
-    per_token = ("delta",)
-
-    delta: Positive = 0.07
+    delta: ByToken[Positive] = 0.07
     sign: Literal["abs", "kl_old_new", "kl_new_old"] = "abs"
     side: gates.Side = "outward"
 

@@ -3,7 +3,8 @@
 from torch import Tensor
 
 from trustclip.constraints import gates, intervals
-from trustclip.constraints.base import Interval, LogBounds, Positive, Trait, definition
+from trustclip.constraints.base import ByToken, Interval, Positive, Trait, definition
+from trustclip.constraints.batch import LogBounds
 
 
 @definition
@@ -29,9 +30,7 @@ class KL2(Interval):
       (arXiv 2602.05494), 2026, Table 3
     """
 
-    per_token = ("delta",)
-
-    delta: Positive = 0.07
+    delta: ByToken[Positive] = 0.07
     side: gates.Side = "outward"
 
     @property

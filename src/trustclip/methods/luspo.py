@@ -5,7 +5,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from trustclip.constraints import intervals, levels
-from trustclip.constraints.base import Interval, LogBounds, Positive, UpToOne, definition
+from trustclip.constraints.base import Interval, Positive, UpToOne, definition
+from trustclip.constraints.batch import LogBounds
 from trustclip.constraints.twins import Twins, verl_settings
 
 

@@ -5,14 +5,7 @@ from typing import Literal
 from torch import Tensor
 
 from trustclip.constraints import gates
-from trustclip.constraints.base import (
-    Method,
-    Positive,
-    Reduce,
-    Trait,
-    anchor_traits,
-    definition,
-)
+from trustclip.constraints.base import Method, Positive, Reduce, Trait, anchor_traits, definition
 from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
 from trustclip.constraints.selection import within_mean
 

@@ -139,7 +139,6 @@ class Sampler(Weighted):
         if self._masks:
             pairs |= {self.between}
             traits |= Trait.CUTS | spans(self.level)
-            traits |= Trait.READS_PROBABILITY if self.measure == "binary_kl" else Trait(0)
         if pairs - {"new_old"}:
             traits |= Trait.ACTS_ON_POLICY
         if self.weigh_by != "none":

@@ -3,16 +3,8 @@
 from torch import Tensor
 
 from trustclip.constraints import gates, intervals
-from trustclip.constraints.base import (
-    LogBounds,
-    Method,
-    Positive,
-    Trait,
-    UpToOne,
-    definition,
-    need_p_old,
-)
-from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.base import ByToken, Method, Positive, UpToOne, definition, need_p_old
+from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 
 
 @definition
@@ -47,15 +39,9 @@ class TRGPPO(Method):
       <https://arxiv.org/abs/1901.10314>`_, 2019
     """
 
-    per_token = ("delta",)
-
-    delta: Positive = 0.05
+    delta: ByToken[Positive] = 0.05
     epsilon: UpToOne = 0.2
     side: gates.Side = "outward"
-
-    @property
-    def traits(self) -> Trait:
-        return Trait.CUTS | Trait.READS_PROBABILITY
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return self._log_bounds(need_p_old(p_old, self.name).log())

@@ -74,8 +74,7 @@ class TROLL(Method):
     @property
     def traits(self) -> Trait:
         pull = Trait.MOVES_WITHOUT_ADVANTAGE if self.alpha else Trait(0)
-        own = Trait.REVERSES | Trait.READS_PROBABILITY
-        return Trait.CUTS | own | pull
+        return Trait.CUTS | Trait.REVERSES | pull
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         batch.require("candidates")

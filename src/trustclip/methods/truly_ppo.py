@@ -1,9 +1,17 @@
 """Truly PPO and its variants, which differ in what tokens outside the trust region get."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from trustclip.constraints import gates, intervals
-from trustclip.constraints.base import Method, NonNegative, Positive, Trait, UpToOne, definition
+from trustclip.constraints.base import (
+    Method,
+    NonNegative,
+    Positive,
+    Trait,
+    UpToOne,
+    definition,
+    value,
+)
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.masked import safe_exp, zero_masked
 
@@ -57,9 +65,10 @@ class TrulyPPO(Method):
     slope: NonNegative | None = None
     slope_likelihood: NonNegative = 1.0
 
-    def value(self, name: str) -> Any:
-        own = DELTA[self.variant] if name == "delta" and self.delta is None else None
-        return super().value(name) if own is None else own
+    @property
+    def source_delta(self) -> float:
+        """The released code's threshold, in use where ``delta`` is None."""
+        return DELTA[self.variant]
 
     @property
     def requires(self) -> tuple[str, ...]:
@@ -81,7 +90,7 @@ class TrulyPPO(Method):
             return gates.rollback(batch, kept, slope)
         kl = batch.given("kl_old_new")
         kept = gates.keeps_gradient(
-            kl.detach() <= self.value("delta"), x, batch.advantages, "outward"
+            kl.detach() <= value(self, "delta"), x, batch.advantages, "outward"
         )
         if self.variant == "tr_ppo":
             return gates.hard(batch, kept)

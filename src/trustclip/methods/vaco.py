@@ -4,13 +4,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints import gates, levels
-from trustclip.constraints.base import (
-    Method,
-    Positive,
-    Trait,
-    anchor_traits,
-    definition,
-)
+from trustclip.constraints.base import Method, Positive, Trait, anchor_traits, definition
 from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
 from trustclip.constraints.masked import safe_expm1
 

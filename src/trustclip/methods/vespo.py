@@ -4,13 +4,7 @@ import math
 from typing import ClassVar
 
 from trustclip.constraints import gates, levels
-from trustclip.constraints.base import (
-    Method,
-    Positive,
-    Trait,
-    anchor_traits,
-    definition,
-)
+from trustclip.constraints.base import Method, Positive, Trait, anchor_traits, definition
 from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
 from trustclip.constraints.masked import choose, safe_expm1
 from trustclip.constraints.twins import NEVER, Twins

@@ -13,6 +13,7 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -20,9 +21,11 @@ from gymnasium import spaces  # pyright: ignore[reportMissingImports]
 from stable_baselines3 import PPO  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from trustclip.constraints import diagnostics, divergences
-from trustclip.constraints.base import Method, Trait, adapts
+from trustclip.constraints import diagnostics, divergences, probes
+from trustclip.constraints.adaptive import adapts
+from trustclip.constraints.base import Method
 from trustclip.constraints.batch import TokenBatch
+from trustclip.constraints.loss import coefficient
 from trustclip.constraints.registry import as_method
 from trustclip.engines.limits import check
 from trustclip.methods.clip import Clip
@@ -155,7 +158,12 @@ def _unlimited(_: float) -> float:
 
 
 def _by_probability(method: Method) -> bool:
-    return Trait.READS_PROBABILITY in method.traits
+    """Whether a method reads more of a token than its ratio: another unit of its density shows."""
+    batch = probes.ragged(method, seed=1, left=False, per_token=True)
+    logps = {f.name: getattr(batch, f.name) for f in fields(batch) if f.name.startswith("logp")}
+    scaled = replace(batch, **{name: x - 3.0 for name, x in logps.items() if x is not None})
+    one, other = (coefficient(method, each) for each in (batch, scaled))
+    return not torch.allclose(one, other, equal_nan=True)
 
 
 class _Updates:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trustclip.constraints.base import Method, adapts, moves_candidates
+from trustclip.constraints.adaptive import adapts
+from trustclip.constraints.base import Method, moves_candidates
 from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.candidates import Candidates
 from trustclip.constraints.diagnostics import Window

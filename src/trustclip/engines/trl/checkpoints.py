@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import Strict
 from safetensors.torch import load_file, save_file
 
+from trustclip.constraints import adaptive
 from trustclip.support import schemas
 
 _NUMBERS, _TENSORS = "trustclip.json", "trustclip.safetensors"
@@ -36,7 +37,7 @@ def save(trainer: Any, folder: Path) -> None:
     step, total, averaged = trainer._average.state() if trainer._average else (0, 0.0, [])
     state = {
         "method": _named(trainer),
-        "thresholds": trainer.method.state(),
+        "thresholds": adaptive.state(trainer.method),
         "last_closed": trainer._last_closed,
         "recorded_tokens": trainer._recorded_tokens,
         "average": [step, total],
@@ -63,10 +64,10 @@ def restore(trainer: Any, folder: Path) -> None:
     if (folder / _TENSORS).exists():
         tensors = load_file(folder / _TENSORS)
     lost = []
-    if own := trainer.method.state():
+    if own := adaptive.state(trainer.method):
         if stored.get("method") == _named(trainer):
             schemas.alike(stored["thresholds"], own, f"{file}: thresholds")
-            trainer.method = trainer.method.restored(stored["thresholds"])
+            trainer.method = adaptive.restored(trainer.method, stored["thresholds"])
         else:
             lost.append(f"the thresholds of {trainer.method.name!r}")
     if trainer._average:

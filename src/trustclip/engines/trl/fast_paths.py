@@ -10,7 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from trustclip.constraints.base import Trait, adapts
+from trustclip.constraints.adaptive import adapts
+from trustclip.constraints.base import Trait
 from trustclip.engines import limits
 from trustclip.engines.trl.additions import addition
 from trustclip.engines.trl.config import undecodable

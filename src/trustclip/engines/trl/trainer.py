@@ -27,7 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from trustclip.constraints import diagnostics
-from trustclip.constraints.base import Trait, adapts, moves_candidates
+from trustclip.constraints.adaptive import adapts, restored, state
+from trustclip.constraints.base import Trait, moves_candidates
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.gradients import gradient, gradient_with_candidates
 from trustclip.constraints.selection import only_what_matters
@@ -571,7 +572,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         """What the next update depends on beside weights, optimizer and `carried` attributes."""
         return {
             "windows": {mode: window.state_dict() for mode, window in self._windows.items()},
-            "method": self.method.state(),
+            "method": state(self.method),
             "old_head": self._watch.old_head,
             "average": self._average.state() if self._average else [],
             "logs": stored_logs(self._logs) if self.log_completions else {},
@@ -582,7 +583,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         self._forget_update()
         for mode, window in progress["windows"].items():
             self._windows[mode].load_state_dict(window)
-        self.method = self.method.restored(progress["method"])
+        self.method = restored(self.method, progress["method"])
         self._watch.old_head = progress["old_head"]
         if self._average and (state := progress.get("average")):
             self._average.restore(state)

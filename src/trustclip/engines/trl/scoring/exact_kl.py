@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from trustclip.constraints.base import Method
+from trustclip.constraints.base import Method, top_k
 from trustclip.constraints.divergences import categorical_kl, categorical_tv
 from trustclip.constraints.thresholds import least_kl
 from trustclip.engines.trl.scoring import hidden
@@ -98,7 +98,7 @@ class KLWatch:
         if every and "old_new" not in orders:
             orders.append("old_new")
         self._orders, self._every, self._updates = orders, every, updates
-        self._k = (method.top_k or 1) if self._over_top_k else 0
+        self._k = (top_k(method) or 1) if self._over_top_k else 0
         self._temperature = temperature
         #: Weight of the head of the policy that sampled, where training changes it.
         self.old_head: Tensor | None = None

@@ -158,16 +158,6 @@ def test_several_processes_give_the_same_runs(done, tmp_path):
     assert _without_time(run_arena(again, QUIET)) == _without_time(own)
 
 
-def test_a_method_of_ones_own_is_one_line(done, tmp_path):
-    file = tmp_path / "own.yaml"
-    text = yaml.safe_dump({**TINY, "output_dir": str(tmp_path / "out"), "axes": {}})
-    line = "  mine: {name: clip, epsilon: [0.1, 0.3]}\n"
-    file.write_text(text.replace("constraints:\n", "constraints:\n" + line))
-    assert main(["arena", str(file)]) == 0
-    found = read_runs(tmp_path / "out" / "runs.parquet")
-    assert {row["label"] for row in found if row["constraint"] == "mine"} == {"mine-1", "mine-2"}
-
-
 WRONG = {
     "has 1, 'atr' has 2": {"constraints": {**TINY["constraints"], "clip": {
         "name": "clip", "epsilon": [0.1]}}},

@@ -43,18 +43,6 @@ def test_where_every_tuning_chooses_the_same_nothing_is_added() -> None:
     assert found.both.p == pytest.approx(alone.p)
 
 
-def test_too_few_tuning_seeds_say_nothing() -> None:
-    runs = table(tuning_seeds=7)
-    assert not choices(runs.where(stage="tuning"), runs.where(stage="test"), [QUESTION])
-
-
-def test_constraints_without_runs_are_left_out() -> None:
-    runs = table(tuning_seeds=8)
-    asked = [Question("of nothing", "better", "absent"), QUESTION]
-    found = choices(runs.where(stage="tuning"), runs.where(stage="test"), asked)
-    assert [one.question for one in found] == [QUESTION]
-
-
 def test_it_covers_what_tunings_lead_to() -> None:
     """Six trials a constraint, the best of which is hard to tell: what 400 tunings lead to on
     average is within the interval in nine cases of ten, and in far fewer without the choice."""

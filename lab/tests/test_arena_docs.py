@@ -54,19 +54,6 @@ def test_the_contrasts_follow_from_the_table(folder, name, count, margin, settin
     follow(columns_of(folder), rows, margin, settings)
 
 
-@pytest.mark.parametrize(("depth", "place"), [(4, 2), (256, 6)])
-def test_what_was_tested_at_the_other_depths_follows_from_its_table(depth, place) -> None:
-    rows = []
-    for line in re.findall(r"^\| .*? \(atr − .*$", block("ends"), re.M):
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        pair = re.search(r"\(([\w-]+) − ([\w-]+)\)", cells[0])
-        tested = re.match(r"\**([+−]?[\d.]+)\** \[(.*?), (.*?)\] (.*)", cells[place])
-        assert pair and tested
-        rows.append((*pair.groups(), *tested.groups()))
-    assert len(rows) == 4
-    follow(columns_of(f"arena-depth-{depth}"), rows, 0.01, 3)
-
-
 def block(name: str) -> str:
     """What stands in the page between the marks of this name."""
     found = re.search(rf"<!-- {name} -->(.*?)<!-- /{name} -->", PAGE.read_text("utf-8"), re.S)
@@ -116,99 +103,6 @@ def cochran(found: dict) -> tuple[float, float]:
     return q, float(stats.chi2.sf(q, len(means) - 1))
 
 
-def shown(values: np.ndarray) -> str:
-    """A mean in points with Student's interval, as the pages print it."""
-    half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
-    one, low, high = (
-        100 * float(x) for x in (values.mean(), values.mean() - half, values.mean() + half)
-    )
-    sign = "" if f"{abs(one):.1f}" == "0.0" else "+" if one > 0 else "−"
-    low, high = ("0.0" if f"{abs(x):.1f}" == "0.0" else f"{x:.1f}" for x in (low, high))
-    return f"{sign}{abs(one):.1f} [{low}, {high}]".replace("-", "−")
-
-
-def rows_of(name: str) -> dict[str, list[str]]:
-    """Constraint that atr is compared with -> cells of its row in a block."""
-    found = re.findall(r"^\| .*?\(atr − ([\w-]+)\) \| (.*) \|$", block(name), re.M)
-    return {theirs: cells.split(" | ") for theirs, cells in found}
-
-
-def test_the_contrasts_by_setting_and_whether_they_are_one_number() -> None:
-    columns, rows = columns_of("arena"), rows_of("settings-contrasts")
-    assert len(rows) == 8
-    for theirs, cells in rows.items():
-        found = by_setting(ends(columns, "atr"), ends(columns, theirs))
-        assert cells[:6] == [shown(found[place]) for place in sorted(found)]
-        q, p = cochran(found)
-        assert cells[6] == f"{q:.0f}" and float(cells[7]) == pytest.approx(p, rel=0.5)
-        assert p < 0.05  # none of them is one number
-
-
-def test_a_constraint_helps_in_teacher_in_every_setting() -> None:
-    said, above = " ".join(PAGE.read_text("utf-8").split()), 0
-    tables = ["arena-first", "arena", "arena-depth-4", "arena-depth-256", "arena-transformer"]
-    for folder in tables:
-        columns = columns_of(folder)
-        found = by_setting(ends(columns, "atr"), ends(columns, "none"))
-        for (task, _), values in found.items():
-            if task == "teacher":
-                text = shown(values)
-                assert text in said and text.startswith("+") and "[−" not in text
-                above += 1
-    assert above == 7 and "it is above 0 in 7 of 7 settings" in said
-
-
-def test_trials_and_seeds_crossed_follow_from_their_tables() -> None:
-    first, again, crossed = (columns_of(f"arena{name}") for name in ("-first", "", "-crossed"))
-
-    def pairs(columns: dict, theirs: str, design: str) -> dict[int, float]:
-        ends: dict[str, dict] = {"atr": {}, theirs: {}}
-        kept = (columns["stage"] == "test") & (columns["design"] == design)
-        kept &= (columns["task"] == "many") & np.isin(columns["constraint"], [*ends])
-        for i in np.flatnonzero(kept):
-            key = int(columns["seed"][i]), int(columns["depth"][i])
-            ends[columns["constraint"][i]][key] = float(columns["end"][i])
-        assert ends["atr"].keys() == ends[theirs].keys()
-        seeds = sorted({seed for seed, _ in ends["atr"]})
-        return {
-            s: float(np.mean([ends["atr"][s, d] - ends[theirs][s, d] for d in (16, 64)]))
-            for s in seeds
-        }
-
-    rows, told = rows_of("crossed-many"), 0
-    assert len(rows) == 8
-    for theirs, cells in rows.items():
-        found = [pairs(first, theirs, "main"), pairs(crossed, theirs, "first"),
-                 pairs(crossed, theirs, "again"), pairs(again, theirs, "main")]  # fmt: skip
-        assert [len(one) for one in found] == [64, 128, 64, 128]
-        trials = [found[0][s] - found[2][s] for s in found[0]]
-        trials += [found[1][s] - found[3][s] for s in found[1]]
-        every = [*(np.array([*one.values()]) for one in found), np.array(trials)]
-        assert cells == [shown(values) for values in every]
-        told += 8 <= round(100 * np.mean(trials)) <= 14
-    assert told == 5 and "8 to 14 points apart for five contrasts" in PAGE.read_text("utf-8")
-
-
-def test_the_experiments_in_trl_taken_together() -> None:
-    said = " ".join(PAGE.read_text("utf-8").split())
-    for theirs in ("clip", "none"):
-        for column in ("end", "area"):
-            gaps: list[float] = []
-            for folder in ("arena-trl", "arena-trl-small"):
-                columns = columns_of(folder)
-                kept = (columns["stage"] == "test") & (columns["design"] == "trl")
-                of = {
-                    name: dict(zip(columns["seed"][chosen].tolist(),
-                                   columns[column][chosen].astype(float).tolist(), strict=True))
-                    for name in ("atr", theirs)
-                    for chosen in [kept & (columns["constraint"] == name)]
-                }  # fmt: skip
-                gaps += [of["atr"][seed] - of[theirs][seed] for seed in of["atr"]]
-            assert len(gaps) == 36
-            assert shown(np.array(gaps)) in said
-            assert shown(np.array(gaps)).lstrip("+") in said
-
-
 def test_numbers_of_the_readme_and_of_the_short_page_stand_on_the_whole_one() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     ours = readme[readme.index("What a constraint is worth") : readme.index("The exact KL is")]
@@ -228,38 +122,6 @@ def holm(p_values: list[float]) -> list[float]:
         worst = max(worst, (len(order) - rank) * p_values[place])
         adjusted[place] = worst
     return adjusted
-
-
-def test_the_twin_is_the_same_in_every_run() -> None:
-    columns = columns_of("arena")
-    ours, twin = ends(columns, "atr"), ends(columns, "twin")
-    assert ours == twin and len(ours) > 100
-
-
-def test_the_tables_are_compact() -> None:
-    tables = list((ROOT / "lab/benchmarks").glob("arena*/*.parquet"))
-    assert len(tables) >= 4 and sum(table.stat().st_size for table in tables) < 2_000_000
-
-
-def test_what_is_said_of_the_larger_policy_in_trl_follows_from_its_table() -> None:
-    columns = columns_of("arena-trl-small")
-    test = columns["stage"] == "test"
-    led = test & np.isin(columns["seed"], [209, 210])
-    spans = [
-        [100 * columns[name][chosen].min(), 100 * columns[name][chosen].max()]
-        for name, chosen in (("end", led), ("end", test & ~led), ("start", test & ~led))
-    ]
-    high, low, before = ([f"{value:.0f}" for value in span] for span in spans)
-    said = " ".join(PAGE.read_text("utf-8").split())
-    assert "at {} to {} % under all three constraints".format(*high) in said
-    assert "the others at {} to {} %".format(*low) in said
-    assert "with {:.0f} % against".format(100 * columns["start"][led].min()) in said
-    assert "against {} to {} %".format(*before) in said
-    passed = {
-        name: columns["passk"][test & (columns["constraint"] == name)].mean()
-        for name in ("atr", "clip")
-    }
-    assert round(100 * (passed["clip"] - passed["atr"])) == 9
 
 
 @pytest.mark.parametrize("folder", [part[0] for part in PARTS if part[0].startswith("arena-trl")])

@@ -6,7 +6,6 @@ import html
 import json
 import random
 import re
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -105,12 +104,6 @@ def test_intervals_are_the_methods(whole, name: str) -> None:
             assert mine == pytest.approx(end, rel=1e-6, abs=1e-9) or (mine > 1e30 and end > 1e30)
 
 
-def test_old_probabilities_are_drawn_where_they_matter(page) -> None:
-    at = {name: [d.start for d in atlas_page.dials(name)] for name in ("atr", "dppo")}
-    one = {name: json.dumps({"name": name, "at": at[name]}) for name in at}
-    assert [page.evaluate(f"varies({given})") for given in one.values()] == [False, True]
-
-
 def test_only_its_own_script_may_run(text) -> None:
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
     scripts = re.findall(r"<script>(.*?)</script>", text, re.S)
@@ -119,13 +112,6 @@ def test_only_its_own_script_may_run(text) -> None:
     assert policy and f"script-src {allowed};" in html.unescape(policy[1])
     assert "default-src 'none'" in policy[1] and "unsafe-eval" not in policy[1]
     assert not re.search(r"\son\w+=", text) and not any("innerHTML" in s for s in scripts)
-
-
-def test_it_says_formula_and_source_without_a_script(text) -> None:
-    words = re.findall(r"<article.*?</article>", text, re.S)
-    assert len(words) == len(FEW)
-    for name, article in zip(FEW, words, strict=True):
-        assert f'data-name="{name}"' in article and "<math" in article and "arxiv.org" in article
 
 
 def choose(page, *names: str) -> None:
@@ -173,14 +159,6 @@ def test_what_is_read_off_is_the_methods_weight_and_interval(page) -> None:
     assert float(page.inner_text("#at")) == pytest.approx(ratio + 0.025, abs=1e-4)
 
 
-def test_a_gate_is_drawn_vertical(page) -> None:
-    choose(page, "atr")
-    path = page.get_attribute("#up", "d")
-    points = [tuple(map(float, point.split())) for point in path[1:].split("L")]
-    falls = [b[0] - a[0] for a, b in pairwise(points) if b[1] - a[1] > 50]
-    assert falls == [0.0]
-
-
 def test_methods_are_compared_in_one_picture(page) -> None:
     choose(page, "atr")
     page.click("[data-name='dual_clip'] .add")
@@ -193,22 +171,6 @@ def test_methods_are_compared_in_one_picture(page) -> None:
     page.click("[data-name='atr'] .add")
     wait(page, "document.documentElement.dataset.shown === 'dual_clip'")
     assert "ceiling=" in page.evaluate("location.hash")  # a dial keeps its place
-
-
-def test_light_and_dark_and_a_phone(page) -> None:
-    def ground() -> str:
-        return page.evaluate("getComputedStyle(document.body).backgroundColor")
-
-    choose(page, "dppo")
-    light = ground()
-    page.click("#theme")
-    assert ground() != light
-    page.click("#theme")
-    assert ground() == light
-    page.set_viewport_size({"width": 390, "height": 844})
-    wait(page, "document.getElementById('plot').viewBox.baseVal.width < 390")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.set_viewport_size({"width": 1100, "height": 900})
 
 
 def test_a_curve_on_paper_has_both_sides_of_a_jump() -> None:

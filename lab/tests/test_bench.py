@@ -12,9 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import trustclip as tc
-from trustclip.cli.main import main
 from trustclip_lab.bench import measure, variants
-from trustclip_lab.bench.table import Table
 
 SMALL = ["--tokens", "24", "--hidden", "8", "--vocabulary", "300", "--repeats", "1"]
 
@@ -107,26 +105,6 @@ def test_methods(monkeypatch, capsys):
     assert all(f"{name} " in said for name in tc.methods())
 
 
-@pytest.mark.parametrize(
-    ("module", "arguments", "message"),
-    [
-        (heads, ["--tokens", "0"], "--tokens must be at least 1, got 0"),
-        (heads, ["--device", "cuda"], "finds no CUDA device"),
-        (method_cost, ["--length", "-1"], "--length must be at least 1, got -1"),
-    ],
-)
-def test_bad_arguments(module, arguments, message, monkeypatch):
-    if "cuda" in arguments and torch.cuda.is_available():
-        pytest.skip("there is one")
-    with pytest.raises((SystemExit, ValueError), match=message):
-        program(module, monkeypatch, *arguments)
-
-
-def test_the_command_has_one_topic(capsys):
-    assert main(["bench", "head"]) == 2
-    assert "unknown topic of bench 'head'" in capsys.readouterr().err
-
-
 def test_seconds_are_medians_of_turns(monkeypatch):
     order, seconds = [], iter([5.0, 1.0, 2.0, 9.0, 3.0, 4.0])
 
@@ -144,8 +122,3 @@ def test_peak_memory_is_what_the_call_needs():
     tensors = [(torch.ones, mebibytes << 18) for mebibytes in (20, 100)]
     small, large = (peaks.peak_memory(partial, *made) for made in tensors)
     assert 18 < small < 40 and 98 < large < 120
-
-
-def test_table_without_numbers():
-    table = Table("t", ("a", "b"), [("x", None)])
-    assert "| x | – |" in table.markdown()

@@ -18,7 +18,6 @@ from trustclip.cli.main import main
 from trustclip_lab.bench.gpu import STAGES, correctness, race, session
 from trustclip_lab.bench.gpu import training_step as steps
 from trustclip_lab.bench.gpu.cases import Place, Row, stage
-from trustclip_lab.bench.gpu.session import GpuOptions
 
 ROOT = Path(__file__).parents[2]
 
@@ -109,26 +108,6 @@ def test_the_race_has_a_line_for_everything_that_runs(
         assert any("broken: not measured" in note for note in table.notes)
 
 
-def test_own_products_are_counted_right(place: Place) -> None:
-    """The count that TFLOP/s rests on is what a call multiplies."""
-    from test_bench import Products
-
-    from trustclip_lab.bench.variants import Problem, Shape
-
-    for trained in (False, True):
-        problem = Problem.of(Shape(20, 8, 600), trained)
-        for entrant in race.ENTRANTS:
-            own = entrant.function in ("whole_products", "products", "ours") or "+" in entrant.label
-            count = entrant.products(trained)
-            naive = entrant.function.startswith("naive")
-            if not own or count is None or naive or entrant.kernels:
-                continue
-            call = race._prepare(entrant, problem, place)
-            with Products() as found:
-                call()
-            assert found.count == count * 2 * 20 * 8 * 600, entrant.label
-
-
 # -- a stage that trains -----
 
 
@@ -206,14 +185,6 @@ def test_a_process_that_cannot_begin_is_no_endless_loop(
     assert states(place) == {"all": ("failed", "its process ended with 1; see one.log")}
 
 
-def test_a_stage_without_its_packages_says_so_once(place: Place) -> None:
-    needy = dataclasses.replace(gpu_stages.STAGE, needs=("no_such_package",))
-    session.open_session(place, BOX)
-    for _ in range(2):
-        session.run_stage("one", needy, place, NEVER)
-    assert states(place) == {"all": ("cannot", "not installed here: no_such_package")}
-
-
 def test_every_stage_has_cases_and_nine_minutes_are_enough_for_some_of_each(tmp_path) -> None:
     for device, tiny in (("cpu", True), ("cuda", False)):
         for name in STAGES:
@@ -235,18 +206,6 @@ def test_the_command_runs_resumes_and_writes_its_page(tmp_path: Path, capsys: An
     before = (tmp_path / "out" / "cases.jsonl").read_text()
     assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "cases.jsonl").read_text() == before
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"stages": "head,stepp"}, "unknown stage 'stepp'; did you mean 'step'?"),
-        ({"minutes": 0}, "--minutes must be at least 1, got 0"),
-    ],
-)
-def test_wrong_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
-        GpuOptions(**options)
 
 
 def test_the_page_has_every_outcome(place: Place) -> None:
@@ -285,22 +244,3 @@ def test_the_pins_are_those_of_the_other_environments() -> None:
     for pin in wheels.pins():
         name = pin.partition("==")[0].lower()
         assert shared.get(name, pin).split()[0] == pin, name
-
-
-def test_only_what_the_machine_lacks_is_installed(tmp_path: Path, capsys: Any) -> None:
-    bounds = wheels.bounds()
-    assert wheels.lacking("pydantic==2.14.3", bounds) is None
-    assert wheels.lacking("no-such-package==1.0", bounds) == "not here"
-    newer = {"pydantic": wheels.Requirement("pydantic>=99")}
-    assert "is here, and >=99 is needed" in str(wheels.lacking("pydantic==99.0", newer))
-    assert wheels.install(tmp_path / "none", tmp_path / "site") == 0
-    assert "make gpu-wheels" in capsys.readouterr().out
-
-
-def test_unmet_needs_are_named(tmp_path: Path) -> None:
-    made = tmp_path / "needy-1.0.dist-info"
-    made.mkdir()
-    needs = "Requires-Dist: torch>=99\nRequires-Dist: numpy\nRequires-Dist: x; extra == 'y'\n"
-    (made / "METADATA").write_text(f"Metadata-Version: 2.1\nName: needy\nVersion: 1.0\n{needs}")
-    (told,) = wheels.conflicts(tmp_path)
-    assert told.startswith("needy needs torch>=99; here is ")

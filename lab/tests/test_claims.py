@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from doc_pages import assert_alike
 
@@ -14,12 +13,6 @@ ESTIMATE = re.compile(r"[+−-]?[\d.]+ \[[−-]?[\d.]+, [−-]?[\d.]+\]")
 
 def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8").replace("-", "−")
-
-
-def rows(text: str) -> list[list[str]]:
-    """Cells of every row of the Markdown tables of a text."""
-    found = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in row] for row in found]
 
 
 def numbers(cell: str) -> list[float]:
@@ -79,46 +72,3 @@ def test_the_miniatures_table_and_sentences_follow_from_its_runs(miniature):
     paper = (ROOT / "docs/lab/paper.md").read_text(encoding="utf-8")
     assert program.headline(mini) in paper
     assert (program.FOLDER / "runs.parquet").stat().st_size < 2_000_000
-
-
-def test_the_miniatures_headline_numbers_by_hand(miniature):
-    """From the answers alone, without a function of ours."""
-    _, mini = miniature
-    import pyarrow.parquet as pq
-
-    rows = pq.read_table(ROOT / "lab/benchmarks/table3-tiny/runs.parquet").to_pylist()
-    by: dict[str, list[dict]] = {}
-    for row in rows:
-        curve = [
-            (e["update"], np.mean([answer["right"] for answer in e["answers"]]))
-            for e in row["evaluations"]
-        ]
-        by.setdefault(row["label"], []).append(row | {"at": curve})
-    assert {len(found) for found in by.values()} == {10} and len(by) == 18
-    table: dict[str, list[str]] = {}
-    for row in rows_of_table():
-        if "(10 seeds)" in row[0]:  # the table of scores is the first
-            table.setdefault(row[0].partition(" (")[0].replace("−", "-"), row)
-    for label, found in by.items():
-        final, best = numbers(table[label][1])[:2]
-        ends = [row["at"][-1][1] for row in found]
-        tops = [max(score for _, score in row["at"][1:]) for row in found]
-        assert final == pytest.approx(100 * np.mean(ends), abs=0.051)
-        assert best == pytest.approx(100 * np.mean(tops), abs=0.051)
-        curves = [list(zip(*row["at"], strict=True)) for row in found]
-        ways = [np.trapezoid(scores, updates) / 96 for updates, scores in curves]
-        assert mini.ways[label].area["value"] == pytest.approx(np.mean(ways))
-    for label, wrote in (("exact-twin", "all seven evaluations in {} of 10 seeds"),
-                         ("twin", "it did so in {} of 10.")):  # fmt: skip
-        parted = set()
-        for ours, theirs in zip(by[label], by["atr"], strict=True):
-            same, own = ([e["texts"] for e in row["evaluations"]] for row in (theirs, ours))
-            assert ours["seed"] == theirs["seed"] and len(own) == 7 and all([*own, *same])
-            parted |= {ours["seed"]} if own != same else set()
-        assert set(mini.twin_gaps(label)) == parted
-        for page in ("docs/lab/miniature.md", "benchmarks/RESULTS.md"):
-            assert wrote.format(10 - len(parted)) in read(page)
-
-
-def rows_of_table() -> list[list[str]]:
-    return rows(read("lab/benchmarks/table3-tiny/table.md"))

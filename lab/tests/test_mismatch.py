@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-import mismatch
 import mismatch_report
 import numpy as np
 import pytest
 from early_warning import Observation, alarm, auc, auc_interval
 
-from trustclip_lab.stack.results import number, read
+from trustclip_lab.stack.results import read
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "mismatch-tiny"
 DOC = FOLDER / "README.md"
@@ -22,32 +21,6 @@ def runs():
 
 def test_the_tables_are_those_of_the_committed_runs():
     assert mismatch_report.tables(TASK) == (FOLDER / f"tables-{TASK}.md").read_text()
-
-
-def test_the_design_is_complete(runs):
-    methods, samplers = (list(dict.fromkeys(r[n] for r in runs)) for n in ("method", "sampler"))
-    assert len(methods) == 12 and samplers == ["exact", "bfloat16", "int8", "int4", "lag1", "lag4"]
-    first, many = mismatch.TEST
-    keys = {(r["design"], r["method"], r["sampler"], int(r["seed"])) for r in runs}
-    seeds = range(first, first + many)
-    assert len(keys) == len(runs)
-    for design, tested in (("carried", samplers), ("stress", mismatch.STRESSED)):
-        assert keys >= {(design, m, s, n) for m in methods for s in tested for n in seeds}
-    assert not set(seeds) & set(range(mismatch.TUNING[0], sum(mismatch.TUNING)))
-
-
-def test_every_method_got_the_same_trials_and_its_best_was_tested(runs):
-    trials = read(FOLDER / f"tuning-{TASK}.parquet")
-    families = {}
-    for row in trials:
-        families.setdefault((row["method"].partition("-")[0], row["sampler"]), []).append(row)
-    assert {len(rows) for rows in families.values()} == {9}
-    best = mismatch.best_trials(trials, "exact")
-    carried = {
-        (r["method"], f"{r['method']}-{r['variant']}", float(r["learning_rate"]))
-        for r in runs if r["design"] == "carried"
-    }  # fmt: skip
-    assert carried == {(family, label, rate) for family, (label, rate) in best.items()}
 
 
 def test_what_a_corrected_method_does_with_an_exact_sampler_is_its_inner_one(runs):
@@ -76,19 +49,6 @@ def test_the_readme_quotes_the_tables():
     section = DOC.read_text().partition("| lag 4 | carried | stress | collapsed, stress |\n")[2]
     rows = [line.strip("| ").split(" | ") for line in section.partition("\n\n")[0].splitlines()]
     assert rows[1:] == [[m, *(table[m] for table in quoted)] for m in quoted[0] if m != "method"]
-
-
-def test_a_watched_run_agrees_with_its_summary(runs):
-    watched = read(FOLDER / f"watched-{TASK}.parquet")
-    assert len(watched) == len(runs)
-    for row, run in zip(watched, runs, strict=True):
-        assert (row["method"], row["seed"], row["fell"]) == (
-            run["method"], run["seed"], run["fell"],
-        )  # fmt: skip
-        assert (run["collapsed"] == "1") == bool(row["fell"])
-        for name in mismatch.WATCHED:
-            raised = number(row[f"alarm {name}"])
-            assert np.isnan(raised) or not row["fell"] or raised < number(row["fell"])
 
 
 def test_the_area_is_the_share_of_pairs_won():

@@ -10,7 +10,6 @@ from smallest_gap import gap_for
 
 from trustclip.stats import RunSummary
 from trustclip.stats.planning import seeds_for
-from trustclip_lab.stats.equivalence import equivalence_p
 
 scipy_stats: Any = stats  # whose results are named tuples that no type checker knows
 
@@ -30,11 +29,6 @@ def test_the_intercept_is_that_of_least_squares() -> None:
 def test_without_a_spread_of_what_is_held_equal_there_is_no_interval() -> None:
     found = adjusted_runs(np.array([0.1, 0.2, 0.3]), np.zeros(3))
     assert found.value == pytest.approx(0.2) and np.isnan([found.low, found.high, found.p]).all()
-
-
-def test_an_equivalence_needs_a_margin() -> None:
-    with pytest.raises(ValueError, match="above 0"):
-        equivalence_p(RunSummary.of([0.1, 0.2]), 0.0)
 
 
 def test_cochrans_q_finds_settings_that_differ_as_often_as_it_says() -> None:

@@ -28,13 +28,11 @@ from trustclip_lab.tabular import (
 )
 from trustclip_lab.tabular.sweep import (
     MARGIN,
-    PRESETS,
     Row,
     against,
     at_best_rates,
     lines,
     markdown,
-    parse_method,
 )
 from trustclip_lab.tabular.training import Generation
 from trustclip_lab.theory import Case
@@ -139,27 +137,6 @@ def test_atr_and_its_twin_train_alike(problem: Tree) -> None:
     assert outcome.gated > 0.02
 
 
-def test_what_the_gates_report() -> None:
-    free = tc.method("clip_higher", low=1.0, high=1e9)
-    open_gate = train(bandit(1), free, SCHEDULE, seed=0)
-    assert open_gate.gated == 0
-    shut = train(bandit(1), tc.method("clip", epsilon=1e-3), SCHEDULE, seed=0)
-    assert shut.gated > 0.3 and shut.kl < open_gate.kl
-    still = Schedule(1e-6, 2, 2, 64, 0.0, 0.07)
-    calm = train(bandit(1), free, still, seed=0)
-    assert calm.missed == calm.needless == 0
-    assert calm.kl < 1e-9
-
-
-def test_flipped_rewards_teach_nothing_at_one_half() -> None:
-    noisy = Schedule(8.0, 8, 4, 64, reward_noise=0.5, delta=0.07)
-    clean, lost = (
-        [train(bandit(s), tc.method("clip"), schedule, seed=s).returns for s in range(4)]
-        for schedule in (SCHEDULE, noisy)
-    )
-    assert sum(lost) < sum(clean) - 0.6
-
-
 @pytest.mark.parametrize("name", tc.methods())
 def test_every_method_trains(name: str) -> None:
     brief = Schedule(4.0, generations=2, updates=3, episodes=16, reward_noise=0.1, delta=0.07)
@@ -242,19 +219,6 @@ def test_a_rate_is_chosen_on_problems_that_are_not_reported() -> None:
     assert row.learning_rate == 8 and row.values("returns") == low[2:]
     assert at_best_rates([_row("atr", 8, low)], "tree") == []
     assert at_best_rates([_row("atr", 8, low), _row("atr", 32, high)], "bandit") == []
-
-
-def test_the_arenas_intervals_are_those_of_atr() -> None:
-    """The twin's, its mirror image, and one as wide and the same up and down, in the log-ratio."""
-    low, high = (math.log(bound) for bound in tc.interval("atr"))
-    half = (high - low) / 2
-    found = [parse_method(text).log_interval() for text in PRESETS["arena"].methods[-3:]]
-    expected = [(low, high), (-high, -low), (-half, half)]
-    assert np.array(found) == pytest.approx(np.array(expected), abs=1e-9)
-
-
-def test_the_full_table_has_every_method() -> None:
-    assert set(PRESETS["full"].names) == {"none", *tc.methods()}
 
 
 @pytest.mark.slow

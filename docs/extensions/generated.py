@@ -68,9 +68,9 @@ def index_page() -> str:
 ATLAS = """\
 # Atlas of gates
 
-Every method's gradient weight with a slider for each hyper-parameter, its ratio interval, formula
-and source; **+** draws methods next to each other. The page computes them, equal to the
-methods to 1e-6: `trustclip atlas` writes the same page as one file.
+Every method's gradient weight, ratio interval, formula and source; **+** draws methods next to each
+other. A gate that is an interval has a slider for each hyper-parameter; every other method is drawn
+at its defaults. `trustclip atlas` writes the same page as one file.
 
 <iframe class="atlas whole" src="../_static/atlas.html?embedded" title="atlas of gates"></iframe>
 """

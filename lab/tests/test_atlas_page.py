@@ -1,10 +1,9 @@
-"""The page of sliders: its numbers are the methods' own, and it works in a browser."""
+"""The atlas of gates: what it draws are the methods' own numbers, and it works in a browser."""
 
 import base64
 import hashlib
 import html
 import json
-import random
 import re
 
 import numpy as np
@@ -19,18 +18,6 @@ from trustclip_lab.pages import atlas as atlas_page
 FEW = ("atr", "clip_higher", "dppo", "dual_clip", "spo")
 
 
-def test_every_hyper_parameter_that_matters_has_a_dial() -> None:
-    assert [d.name for d in atlas_page.dials("dual_clip")] == ["low", "high", "ceiling"]
-    assert [d.name for d in atlas_page.dials("atr")] == ["delta", "side"]  # of a lone token
-    delta = atlas_page.dials("dppo")[-1]
-    assert delta.values[delta.start] is None and 0.15 in delta.values
-    for name in FEW:
-        for dial in atlas_page.dials(name):
-            default = getattr(tc.method(name), dial.name)
-            assert dial.values[dial.start] == default
-            assert len(set(dial.values)) == len(dial.values) > 1
-
-
 @pytest.fixture(scope="module")
 def text():
     """The page of a few methods."""
@@ -39,69 +26,36 @@ def text():
         return atlas_page.atlas_page()
 
 
-def shown(text, folder):
+@pytest.fixture(scope="module")
+def page(text, tmp_path_factory):
     """The page open in a browser, which fails for any complaint of its policy."""
-    path = folder / "atlas.html"
+    path = tmp_path_factory.mktemp("atlas") / "atlas.html"
     path.write_text(text, encoding="utf-8")
     with opened(path, color_scheme="light", viewport={"width": 1100, "height": 900}) as tab:
         wait(tab, "document.documentElement.dataset.shown === 'atr'")
         yield tab
 
 
-@pytest.fixture(scope="module")
-def page(text, tmp_path_factory):
-    yield from shown(text, tmp_path_factory.mktemp("atlas"))
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The page of every method."""
-    yield from shown(atlas_page.atlas_page(), tmp_path_factory.mktemp("atlas"))
-
-
-def settings(name: str) -> list[tuple[str, dict[str, object], int]]:
-    """Positions of the dials of a method as the page has them: its defaults and five others; what
-    they set, and the number of an old probability."""
-    every, draw = atlas_page.dials(name), random.Random(name)
-    at = [[d.start for d in every]]
-    at += [[draw.randrange(len(d.values)) for d in every] for _ in range(5)]
-    return [
-        (
-            json.dumps({"name": name, "at": places, "p": p, "rows": {}}),
-            {d.name: d.values[i] for d, i in zip(every, places, strict=True)},
-            p,
-        )
-        for places, p in zip(at, (5, 0, 2, 4, 7, 9), strict=True)
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", tc.methods())
-def test_weights_are_the_methods(whole, name: str) -> None:
-    for one, setting, p in settings(name):
-        got = whole.evaluate(f"[0, 1].map(sign => row({one}, sign))")
-        try:
-            method = tc.method(name, **setting)
-        except ValueError:
-            assert got == [None, None]
-            continue
-        want = weights(method, atlas_page.RATIOS, (atlas_page.PROBABILITIES[p],))[:, 0]
-        np.testing.assert_allclose(np.array(got), want.numpy(), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", tc.methods())
-def test_intervals_are_the_methods(whole, name: str) -> None:
-    for one, setting, p in settings(name):
-        got = whole.evaluate(f"interval({one})")
-        p_old = torch.tensor([atlas_page.PROBABILITIES[p]], dtype=torch.float64)
-        try:
-            ends = tc.interval(tc.method(name, **setting), p_old)
-        except ValueError:
-            assert got is None or not whole.evaluate(f"fits({one})")
-            continue
-        for mine, end in zip(got, map(float, ends), strict=True):
-            assert mine == pytest.approx(end, rel=1e-6, abs=1e-9) or (mine > 1e30 and end > 1e30)
+@pytest.mark.parametrize(
+    ("name", "at", "p"),
+    [
+        ("atr", {"delta": 0.14, "side": "strict"}, 5),
+        ("clip_higher", {"low": 0.4, "high": 0.07}, 0),
+        ("dppo", {}, 9),
+        ("dual_clip", {}, 5),
+        ("spo", {}, 5),
+    ],
+)
+def test_what_is_drawn_are_the_methods_weights_and_interval(page, name, at, p) -> None:
+    dials = atlas_page.entry(name)["dials"]
+    places = [d["values"].index(at.get(d["name"], d["values"][d["start"]])) for d in dials]
+    one = json.dumps({"name": name, "at": places, "p": p})
+    chosen, p_old = tc.method(name, **at), atlas_page.PROBABILITIES[p]
+    want = weights(chosen, torch.tensor(atlas_page.RATIOS).double(), (p_old,))[:, 0].numpy()
+    # A curve of numbers is interpolated, and rounded to four digits.
+    np.testing.assert_allclose(page.evaluate(f"[0, 1].map(s => row({one}, s))"), want, atol=1e-3)
+    ends, found = page.evaluate(f"interval({one})"), atlas_page._interval(chosen, p_old)
+    assert ends == (found if isinstance(found, str) else pytest.approx(found, rel=1e-6))
 
 
 def test_only_its_own_script_may_run(text) -> None:
@@ -127,50 +81,43 @@ def slide(page, name: str, position: int) -> None:
     )
 
 
-@pytest.mark.parametrize("name", FEW)
-def test_every_method_is_drawn_and_every_dial_moves_something(page, name: str) -> None:
-    choose(page, name)
-    for dial in atlas_page.dials(name):
-        seen = set()
-        for position in range(len(dial.values)):
-            slide(page, dial.name, position)
-            drawn = [page.get_attribute(f"#{curve}", "d") for curve in ("up", "down")]
-            seen.add((*drawn, page.inner_text("#read")))
-        slide(page, dial.name, dial.start)
-        assert len(seen) > 1, dial.name
-    assert page.is_visible("#maps") == page.evaluate("varies(shown[0])")
+def test_old_probabilities_are_drawn_where_they_matter(page) -> None:
+    for name, matters in (("atr", False), ("dual_clip", False), ("dppo", True)):
+        choose(page, name)
+        assert page.is_visible("#maps") == matters
+        assert bool(page.query_selector("[name='old probability of the token']")) == matters
 
 
 def test_what_is_read_off_is_the_methods_weight_and_interval(page) -> None:
     choose(page, "clip_higher")
-    dial = atlas_page.dials("clip_higher")[1]
-    slide(page, "high", len(dial.values) - 1)
+    values = atlas_page.entry("clip_higher")["dials"][1]["values"]
+    slide(page, "high", values.index(1.12))
     width = page.eval_on_selector("#plot", "e => e.clientWidth")
     page.hover("#plot", position={"x": width * 0.55, "y": 60})
     ratio = float(page.inner_text("#at"))
-    method = tc.method("clip_higher", high=dial.values[-1])
+    method = tc.method("clip_higher", high=1.12)
     want = weights(method, torch.tensor([ratio]).double(), (P_OLD,)).flatten().tolist()
     got = [float(page.inner_text(f"#{name}")) for name in ("c0", "c1")]
     assert ratio > 1.28 and got == pytest.approx(want, abs=1e-3)
-    assert f"[0.800000, {1 + dial.values[-1]:.6f}]" in page.inner_text("#read")
-    assert f"high={dial.values[-1]}" in page.inner_text("article:not([hidden]) .call")
+    assert "[0.800000, 2.120000]" in page.inner_text("#read")
+    assert "high=1.12" in page.inner_text("article:not([hidden]) .call")
     page.focus("#cursor")
     page.keyboard.press("ArrowRight")
     assert float(page.inner_text("#at")) == pytest.approx(ratio + 0.025, abs=1e-4)
 
 
 def test_methods_are_compared_in_one_picture(page) -> None:
-    choose(page, "atr")
-    page.click("[data-name='dual_clip'] .add")
-    wait(page, "document.documentElement.dataset.shown === 'atr+dual_clip'")
+    choose(page, "dual_clip")
+    page.click("[data-name='atr'] .add")
+    wait(page, "document.documentElement.dataset.shown === 'dual_clip+atr'")
     assert page.locator("#read tbody tr").count() == 2
     assert page.locator("#plot .curve").count() == 4 and page.locator("#plot .inside").count() == 2
     assert page.locator("article:not([hidden])").count() == 2
-    slide(page, "ceiling", 12)
-    assert re.fullmatch(r"#atr\+dual_clip:ceiling=\d+\.?\d*", page.evaluate("location.hash"))
-    page.click("[data-name='atr'] .add")
-    wait(page, "document.documentElement.dataset.shown === 'dual_clip'")
-    assert "ceiling=" in page.evaluate("location.hash")  # a dial keeps its place
+    slide(page, "delta", 12)
+    assert re.fullmatch(r"#dual_clip\+atr:delta=\d+\.?\d*", page.evaluate("location.hash"))
+    page.click("[data-name='dual_clip'] .add")
+    wait(page, "document.documentElement.dataset.shown === 'atr'")
+    assert "delta=" in page.evaluate("location.hash")  # a dial keeps its place
 
 
 def test_a_curve_on_paper_has_both_sides_of_a_jump() -> None:
@@ -184,7 +131,7 @@ def test_the_atlas_says_at_once_what_it_does(tmp_path, monkeypatch, capsys):
     from trustclip_lab.cli.laboratory import atlas
 
     def page():
-        assert capsys.readouterr().out.startswith("atlas: every method at every setting")
+        assert capsys.readouterr().out.startswith("atlas: every method")
         return "page"
 
     monkeypatch.setattr(atlas_page, "atlas_page", page)

@@ -90,7 +90,8 @@ def _values(chosen: Method, name: str) -> list[float]:
     several = [start * 2 ** (k / _PARTS) for k in range(steps[0], steps[1] + 1)]
     if several[-1] > 1 and not _allows(chosen, name, several[-1]):
         several = [*(v for v in several if v < 1), 1.0]
-    return [float(f"{v:.{_DIGITS}g}") for v in several if _allows(chosen, name, v)]
+    several = [start if v == start else float(f"{v:.4g}") for v in several]
+    return [v for v in several if _allows(chosen, name, v)]
 
 
 def _allows(chosen: Method, name: str, value: float) -> bool:

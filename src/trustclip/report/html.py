@@ -61,6 +61,7 @@ def page_of(template: Template, scripts: Sequence[Markup], **content: Any) -> st
     return page.encode("utf-8", "backslashreplace").decode()
 
 
-def rendered(*names: str) -> list[Markup]:
-    """Scripts of a page, as their templates make them."""
-    return [Markup(environment().get_template(name).render()) for name in names]
+def rendered(*names: str, pages: Environment | None = None) -> list[Markup]:
+    """Scripts of a page, as their templates make them; perhaps of pages other than the report's."""
+    pages = pages or environment()
+    return [Markup(pages.get_template(name).render()) for name in names]

@@ -98,8 +98,10 @@ def jumps(
         yield sign, p, (between[0], between[1]), (low, high)
 
 
-def curve(chosen: Method, points: int = 401) -> tuple[list[float], list[float], list[float]]:
-    """`weights` at `P_OLD` for ratios from 0 to 3.4, and on both sides of every jump.
+def curve(
+    chosen: Method, points: int = 401, p_old: float = P_OLD
+) -> tuple[list[float], list[float], list[float]]:
+    """`weights` for ratios from 0 to 3.4, and on both sides of every jump.
 
     Returns:
       (ratios, weights for A = 1, weights for A = -1).
@@ -111,10 +113,10 @@ def curve(chosen: Method, points: int = 401) -> tuple[list[float], list[float], 
       [1.3, 0.0, 1.3]
     """
     even = torch.linspace(0, 3.4, points, dtype=torch.float64).clamp(min=1e-3)
-    edges = jumps(chosen, even, (P_OLD,), weights(chosen, even, (P_OLD,)))
+    edges = jumps(chosen, even, (p_old,), weights(chosen, even, (p_old,)))
     around = {ratio for _, _, both, _ in edges for ratio in both}
-    ratios = torch.cat([even, torch.tensor(sorted(around), dtype=torch.float64)]).sort().values
+    ratios = torch.cat([even, torch.tensor([*around], dtype=torch.float64)]).unique()
     positive, negative = (
-        [round(c, 12) for c in row.tolist()] for row in weights(chosen, ratios, (P_OLD,))[:, 0]
+        [round(c, 12) for c in row.tolist()] for row in weights(chosen, ratios, (p_old,))[:, 0]
     )
     return ratios.tolist(), positive, negative

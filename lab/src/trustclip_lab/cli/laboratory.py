@@ -13,8 +13,8 @@ from trustclip.support.terminal import Terminal, say
 
 @dataclasses.dataclass
 class Atlas:
-    """A page, one file, of every method's gate: with a slider for each hyper-parameter, its
-    ratio interval, formula and source; several methods in one picture."""
+    """A page, one file, of every method's gate: its ratio interval, formula and source, with
+    sliders where the gate is an interval; several methods in one picture."""
 
     out: Annotated[Path, Also(("-o",))] = Path("atlas.html")
     """Where the page goes. Opened as atlas.html#atr+clip it compares these two."""
@@ -28,7 +28,7 @@ def atlas(options: Atlas) -> int:
         raise ValueError(f"--out {options.out}: the folder {options.out.parent} does not exist.")
     from trustclip_lab.pages.atlas import atlas_page
 
-    say(f"atlas: every method at every setting of its sliders, in {options.out}", flush=True)
+    say(f"atlas: every method, in {options.out}", flush=True)
     options.out.write_text(atlas_page(), encoding="utf-8")
     say(options.out)
     return 0

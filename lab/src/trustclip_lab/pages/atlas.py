@@ -1,172 +1,110 @@
-"""The atlas as a page: every method's gradient weight, with sliders for its hyper-parameters.
+"""The atlas as a page: every method's gradient weight, with sliders where its gate is an interval.
 
-The page computes weights and intervals itself, with rules of its own in JavaScript
-(``templates/algebra.js.j2``), which are tested against the methods; this module decides what can be
-moved, and between which values.
+The page draws numbers that Python has computed, and no formula of any method stands in it: bounds
+of intervals (`trustclip.report.gates`), and weights over the ratio of all others at their defaults
+(`trustclip.report.weights`).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cache
-from itertools import combinations
-from typing import Any, get_args, get_origin, get_type_hints
+from dataclasses import fields
+from math import isfinite
+from typing import Any
 
+import numpy as np
 import torch
-from markupsafe import Markup
 
 from trustclip.constraints.base import Method, methods
 from trustclip.constraints.registry import interval, method
-from trustclip.report.html import embedded, page_of
-from trustclip.report.weights import P_OLD, weights
+from trustclip.report import gates
+from trustclip.report.html import embedded, page_of, rendered
+from trustclip.report.weights import P_OLD, curve, weights
 from trustclip_lab.pages import templates
 from trustclip_lab.pages.about import about
 
-#: Ratios and old probabilities that are drawn; of the latter, `P_OLD` is the one first shown. No
-#: ratio is a round number: on a bound, rounding would decide.
-RATIOS = torch.arange(136, dtype=torch.float64) * 0.025 + 0.0091
+#: Ratios at which weights are read off: none is a round number, for on a bound rounding decides.
+RATIOS = [round(0.0091 + 0.025 * k, 4) for k in range(136)]
+#: Old probabilities that are drawn; `P_OLD` is the one first shown.
 PROBABILITIES = (0.001, 0.003, 0.01, 0.03, 0.1, P_OLD, 0.5, 0.7, 0.9, 0.99)
-#: Positions of a slider around a default, as factors of it: a quarter to four times.
-FACTORS = tuple(2 ** (k / 4) for k in range(-8, 9))
-#: Positions where there is no default: of thresholds, and of what must be above 1.
-POSITIONS = ((0.02, 0.05, 0.1, 0.15, 0.3), (2.0, 3.0, 10.0))
+#: Change of a slope that is none.
+_STRAIGHT = 1e-6
 #: Methods in one picture; more could not be distinguished.
 MOST_COMPARED = 4
 
 
-@dataclass(frozen=True)
-class Dial:
-    """A hyper-parameter and the values it can be set to."""
+def entry(name: str) -> dict[str, Any]:
+    """What the page holds of a method.
 
-    name: str
-    values: tuple[Any, ...]
-    start: int
-
-
-@cache
-def dials(name: str) -> list[Dial]:
-    """Hyper-parameters of a method that change its weights, with positions its class allows.
+    Returns:
+      ``spec``, the method at its defaults; ``dials``, what can be moved, each with its name, values
+      and the place of the default; and of an interval its bounds, ``interval``. Of another method
+      ``drawn``, for each of `PROBABILITIES`, or once where they make no difference: ``curve``
+      (ratios, weights where A > 0, weights where A < 0), and ``interval``, two ratios or the reason
+      why there are none.
 
     Example:
-      >>> [(dial.name, dial.values[dial.start]) for dial in dials("clip_higher")]
-      [('low', 0.2), ('high', 0.28), ('side', 'outward')]
+      >>> [dial["name"] for dial in entry("clip_higher")["dials"]]
+      ['low', 'high', 'side']
+      >>> entry("reinforce")["dials"], len(entry("reinforce")["drawn"])
+      ([], 1)
     """
     chosen = method(name)
-    hints = get_type_hints(type(chosen), include_extras=False)
-    sliders = []
-    for item in fields(chosen):  # type: ignore[arg-type]
-        dial = _dial(chosen, item.name, getattr(chosen, item.name), hints[item.name])
-        if dial is not None and _matters(chosen, dial):
-            sliders.append(dial)
-    return sliders
-
-
-def _dial(chosen: Method, name: str, default: Any, hint: Any) -> Dial | None:
-    if get_origin(hint) is not None and isinstance(default, str):
-        candidates: Sequence[Any] = get_args(hint)
-    elif isinstance(default, float):
-        candidates = [float(f"{default * factor:.4g}") for factor in FACTORS]
-    elif default is None and float in get_args(hint):
-        positions = [c for c in POSITIONS if any(_with(chosen, name, value) for value in c)]
-        candidates = [None, *(positions[0] if positions else ())]
-    else:
-        return None
-    values = tuple(value for value in candidates if _with(chosen, name, value) is not None)
-    return Dial(name, values, values.index(default)) if len(values) > 1 else None
-
-
-def _with(chosen: Method, name: str, value: Any) -> Method | None:
-    """The method with another value; None where that is not allowed, or cannot be drawn."""
-    try:
-        variant = replace(chosen, **{name: value})  # type: ignore[type-var]
-        weights(variant, RATIOS[:3], (P_OLD,))
-        return variant
-    except ValueError:
-        return None
-
-
-def _matters(chosen: Method, dial: Dial) -> bool:
-    probabilities = (P_OLD,) if chosen.statistics_over else PROBABILITIES
-    ratios = RATIOS[::8] if chosen.statistics_over == "micro_batch" else RATIOS
-    ours = weights(chosen, ratios, probabilities)
-    far = {dial.values[0], dial.values[-1], *(v for v in dial.values if not isinstance(v, float))}
-    others = (replace(chosen, **{dial.name: value}) for value in far)  # type: ignore[type-var]
-    return any(not torch.allclose(weights(o, ratios, probabilities), ours) for o in others)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A method on the page.
-
-    Args:
-      spec: the method at its defaults, as `Method.to_dict` gives it.
-      dials: its sliders.
-      conflicts: (dial, position, other dial, position) that do not fit together.
-      unbounded: why it has no interval; empty if it has one.
-      unstated: (dial, position) at which it has none, although it has one at its defaults.
-    """
-
-    spec: dict[str, Any]
-    dials: list[Dial]
-    conflicts: list[tuple[int, int, int, int]]
-    unbounded: str
-    unstated: list[tuple[int, int]]
-
-
-def entry(name: str) -> Entry:
-    """What the page needs to know of a method."""
-    chosen, every = method(name), dials(name)
-    places = [(d, i) for d, dial in enumerate(every) for i in range(len(dial.values))]
-    setting = {(d, i): {every[d].name: every[d].values[i]} for d, i in places}
-    conflicts = [
-        (*one, *other)
-        for one, other in combinations(places, 2)
-        if one[0] != other[0] and _with_all(chosen, setting[one] | setting[other]) is None
+    found = gates.interval(chosen)
+    if found is None:
+        return {"spec": chosen.to_dict(), "dials": [], "drawn": _drawn(chosen)}
+    values = dict(found["dials"])
+    if "side" in (item.name for item in fields(chosen)):  # type: ignore[arg-type]
+        values["side"] = gates.SIDES
+    dials = [
+        {"name": name, "values": several, "start": several.index(getattr(chosen, name))}
+        for name, several in values.items()
     ]
-    reason = _why_unbounded(chosen)
-    variants = {place: _with_all(chosen, setting[place]) for place in places}
-    unstated = [p for p, m in variants.items() if not reason and m and _why_unbounded(m)]
-    return Entry(chosen.to_dict(), every, conflicts, reason, unstated)
+    return {"spec": chosen.to_dict(), "dials": dials, "interval": found}
 
 
-def _with_all(chosen: Method, setting: dict[str, Any]) -> Method | None:
+def _drawn(chosen: Method) -> list[dict[str, Any]]:
+    return [
+        {"curve": _corners(chosen, p), "interval": _interval(chosen, p)}
+        for p in (PROBABILITIES if _varies(chosen) else (P_OLD,))
+    ]
+
+
+def _varies(chosen: Method) -> bool:
+    """Whether the old probability of a token makes a difference; of a lone one to no statistic."""
+    if chosen.statistics_over:
+        return False
+    every = weights(chosen, torch.tensor(RATIOS, dtype=torch.float64), PROBABILITIES)
+    return not torch.allclose(every, every[:, :1])
+
+
+def _corners(chosen: Method, p: float) -> list[list[float]]:
+    """A curve without the places at which it goes on as it came."""
+    ratios, *weights = map(np.array, curve(chosen, 137, p))
+    slopes = np.diff(weights) / np.diff(ratios)
+    turns = (np.abs(np.diff(slopes)) > _STRAIGHT).any(axis=0)
+    kept = np.concatenate([[True], turns, [True]])
+    return [row[kept].round(4).tolist() for row in (ratios, *weights)]
+
+
+def _interval(chosen: Method, p: float) -> list[float | None] | str:
     try:
-        return replace(chosen, **setting)  # type: ignore[type-var]
-    except ValueError:
-        return None
-
-
-def _why_unbounded(chosen: Method) -> str:
-    try:
-        interval(chosen, torch.tensor([P_OLD], dtype=torch.float64))
+        bounds = interval(chosen, torch.tensor([p], dtype=torch.float64))
     except ValueError as error:
         return str(error)
-    return ""
+    return [bound if isfinite(bound) else None for bound in map(float, bounds)]
 
 
 def atlas_page() -> str:
     """The page as one self-contained HTML file."""
+    pages = templates()
     data = {
-        name: {
-            "spec": one.spec,
-            "dials": [{"name": d.name, "values": d.values, "start": d.start} for d in one.dials],
-            "conflicts": one.conflicts,
-            "unbounded": one.unbounded,
-            "unstated": one.unstated,
-        }
-        for name, one in {name: entry(name) for name in methods()}.items()
-    }
-    whole = {
-        "methods": data,
-        "ratios": [round(r, 6) for r in RATIOS.tolist()],
+        "methods": {name: entry(name) for name in methods()},
+        "ratios": RATIOS,
         "probabilities": PROBABILITIES,
         "first": P_OLD,
     }
-    pages = templates()
-    scripts = [Markup(pages.get_template(n).render()) for n in ("algebra.js.j2", "atlas.js.j2")]
     return page_of(
         pages.get_template("atlas.html.j2"),
-        scripts,
-        data=embedded(whole),
+        rendered("gates.js.j2", "atlas.js.j2", pages=pages),
+        data=embedded(data),
         about={name: about(cls) for name, cls in methods().items()},
         most=MOST_COMPARED,
     )

@@ -47,8 +47,8 @@ DELTA = 0.07
 TARGET, FACTOR = 0.015, 1.5
 #: Rates of the controller, in the order in which calibration tries them; see the plan.
 GAINS = (0.03, 0.01, 0.1)
-#: The one that calibration has chosen; None until then.
-HELD: float | None = None
+#: The one that calibration has chosen; see the plan. None until then.
+HELD: float | None = 0.1
 #: Seconds between looks for runs that have ended.
 PATIENCE = 30.0
 

@@ -1,25 +1,20 @@
 """Conversion of command-line arguments into the classes that declare them.
 
-`_words` splits a command line. `changes_of` turns it into changes by dotted path, which
-`trustclip.support.settings` applies to what a preset or a file holds; `parse` fills the class of a
-command's options.
+`changes_of` turns a command line into changes by dotted path, which `trustclip.support.settings`
+applies to what a preset or a file holds; `parse` fills the class of a command's options.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import TypeAdapter, ValidationError
-
-from trustclip.cli.options import Option, help_of, options_of
-from trustclip.support.checked import explain
-from trustclip.support.marks import type_at
-from trustclip.support.names import nearest, unknown
-from trustclip.support.settings import path_of
+from trustclip.cli.options import help_of, options_of
+from trustclip.support.marks import fields_of, type_at
+from trustclip.support.names import unknown
+from trustclip.support.settings import Source, build, path_of
 from trustclip.support.terminal import say
 from trustclip.support.yaml_files import parse_scalar
 
@@ -53,108 +48,67 @@ def reads(cls: type[T]) -> Callable[[Callable[[T], int]], Command]:
     return reading
 
 
+def print_help(
+    argv: Sequence[str], cls: type, command: str, *, usage: str = "", examples: str = ""
+) -> None:
+    """Print the help text of a command and exit, where its arguments ask for it.
+
+    ``usage`` is the head of the text where the class does not provide it, ``examples`` its end.
+    """
+    if {"-h", "--help"} & set(argv):
+        say("\n\n".join(filter(None, [help_of(cls, command, usage), examples])))
+        raise SystemExit(0)
+
+
 def parse(
     cls: type[T],
     argv: Sequence[str],
     command: str,
     presets: Mapping[str, T] | None = None,
-    usage: str = "",
+    *,
+    fill: Callable[[dict[str, Any]], T] | None = None,
+    examples: str = "",
 ) -> T:
     """Fill the class of a command's options; ``--help`` prints them and exits.
 
-    Presets are defaults by name, for ``--preset NAME``; the usage is the head of the help
-    text, where the class does not provide it.
+    Presets are defaults by name, for ``--preset NAME``. ``fill`` makes the settings of the changes,
+    in place of `trustclip.support.settings.build`. The examples end the help text.
     """
-    if {"-h", "--help"} & set(argv):
-        say(help_of(cls, command, usage))
-        raise SystemExit(0)
-    rest, preset = split_option(list(argv), "--preset")
+    print_help(argv, cls, command, examples=examples)
+    options = options_of(cls)
+    rest, preset = split_option([*argv], "--preset")
     if preset is not None and preset not in (presets or {}):
         raise ValueError(unknown(f"preset of {command}", preset, presets or {}))
-    values = _parse_values(options_of(cls), rest, command)
-    try:
-        if preset is not None:
-            return replace((presets or {})[preset], **values)  # type: ignore[type-var]
-        return cls(**values)
-    except ValidationError as error:
-        raise ValueError(explain(error)) from None
-
-
-def _parse_values(options: Sequence[Option], argv: Sequence[str], command: str) -> dict[str, Any]:
-    """The values on a command line, by field."""
-    see = f"; see trustclip {command} --help."
-    by_flag = {flag: one for one in options if not one.positional for flag in one.flags}
-    by_flag |= {one.off: one for one in options if one.off}
-    positionals = [one for one in options if one.positional]
-    words: dict[Option, list[str]] = {}
-
-    def option_of(flag: str) -> Option | None:
-        return by_flag.get(flag.replace("_", "-"))
-
-    def capacity(flag: str) -> int:
-        one = option_of(flag)
-        return 0 if one is None or one.hint is bool else 10**6 if one.many else 1
-
-    for flag, values in _words(argv, capacity):
-        if flag:
-            one = option_of(flag)
-            if one is None:
-                allowed = [name for one in options if not one.positional for name in one.flags]
-                raise ValueError(unknown(f"option of {command}", flag, allowed))
-            if not values and not one.many and one.hint is not bool:
-                raise ValueError(f"{flag} needs a value{see}")
-            words[one] = (
-                ["false"]
-                if flag.replace("_", "-") == one.off
-                else values or ["true"] * (one.hint is bool)
-            )
-            continue
-        if not positionals:
-            raise ValueError(f"unexpected argument {values[0]!r}{see}")
-        words.setdefault(positionals[0], []).extend(values)
-        if not positionals[0].many:
-            positionals.pop(0)
-    absent = [one.label for one in options if one.required and one not in words and not one.many]
-    if absent:
-        are = "is" if len(absent) == 1 else "are"
-        raise ValueError(f"{', '.join(absent)} {are} missing{see}")
-    fields: dict[str, Any] = {one.path: () for one in options if one.required and one.many}
-    for one, texts in words.items():
-        section, _, name = one.path.rpartition(".")
-        owner = fields.setdefault(section, {}) if section else fields
-        owner[name] = _convert(one, texts, see)
-    return fields
-
-
-def _convert(one: Option, texts: Sequence[str], see: str) -> Any:
-    kind = get_args(one.hint)[0] if one.many else one.hint
-    values = []
-    for text in texts:
-        value = _value(one.path, kind, text)
-        if one.choices and value is not None and text not in one.choices:
-            near = nearest(text, one.choices)
-            choices = ", ".join(map(repr, one.choices))
-            hint = f". Did you mean {near!r}?" if near else see
-            raise ValueError(f"{one.label} must be one of {choices}; got {text!r}{hint}")
-        try:
-            if isinstance(value, bool) and bool not in one.kinds:
-                raise ValueError  # pydantic would take true for 1
-            if one.plain:  # the class parses anything else
-                value = TypeAdapter(kind).validate_python(value)
-        except ValueError:
-            raise ValueError(f"{one.label} {one.metavar}: got {text!r}{see}") from None
-        values.append(value)
-    return tuple(values) if one.many else values[0]
+    short = {_name(flag): one.path for one in options for flag in one.flags[:-1]}
+    many = {one.path for one in options if one.many and fill is None}
+    arguments, changes = changes_of(rest, cls, short, many)
+    for one in options:
+        if one.positional and arguments and one.path not in changes:
+            changes[one.path] = arguments if one.many else arguments[0]
+            arguments = [] if one.many else arguments[1:]
+    if arguments:
+        raise ValueError(f"unexpected argument {arguments[0]!r}; see trustclip {command} --help.")
+    if fill is not None:
+        return fill(changes)
+    for name in changes:
+        if path_of(name, short).partition(".")[0] not in fields_of(cls):
+            flags = [flag for one in options if not one.positional for flag in one.flags]
+            raise ValueError(unknown(f"option of {command}", f"--{name.replace('_', '-')}", flags))
+    content = {} if preset is None else {**vars((presets or {})[preset])}
+    return build(cls, content, Source(changes=changes, aliases=short))
 
 
 def changes_of(
-    argv: Sequence[str], cls: type, aliases: Mapping[str, str] | None = None
+    argv: Sequence[str],
+    cls: type,
+    aliases: Mapping[str, str] | None = None,
+    many: Collection[str] = (),
 ) -> tuple[list[str], dict[str, Any]]:
     """Positional arguments, and options as changes to settings: ``{dotted path: value}``.
 
     A value is parsed by the type of its field: text stays text, everything else is YAML. What the
     class does not have is a change as well, which `build` refuses. Aliases are short forms of
-    dotted paths.
+    dotted paths; options whose path is one of ``many`` take several values.
 
     Example:
       >>> from trustclip.train.settings.stages import Recipe
@@ -167,6 +121,8 @@ def changes_of(
         return path_of(_name(option), aliases)
 
     def capacity(option: str) -> int:
+        if path(option) in many:
+            return 10**6
         switch = type_at(cls, path(option).split(".")) is bool
         return 0 if switch or _positive(cls, _name(option), aliases) else 1
 
@@ -179,6 +135,8 @@ def changes_of(
         name, hint = _name(option), type_at(cls, path(option).split("."))
         if not words and hint is None and (positive := _positive(cls, name, aliases)):
             changes[positive] = False
+        elif words and path(option) in many:
+            changes[name] = [_value(path(option), get_args(hint)[0], word) for word in words]
         elif words:
             changes[name] = _value(path(option), hint, words[0])
         elif hint is bool or (hint is None and "method" not in path(option).split(".")):
@@ -229,7 +187,9 @@ def _value(path: str, hint: Any, text: str) -> Any:
         return None
     if {str, Path} & set(kinds) or any(get_origin(kind) is Literal for kind in kinds):
         return text
-    return parse_scalar(text)
+    value = parse_scalar(text)
+    # Pydantic would take true for 1.
+    return text if isinstance(value, bool) and {int, float} & set(kinds) else value
 
 
 def method_from(name: str, argv: Sequence[str], command: str) -> "tuple[Method, list[str]]":
@@ -245,9 +205,7 @@ def method_from(name: str, argv: Sequence[str], command: str) -> "tuple[Method, 
     from trustclip.constraints.registry import method
 
     cls = method_class(name)
-    if {"-h", "--help"} & set(argv):
-        say(help_of(cls, command))
-        raise SystemExit(0)
+    print_help(argv, cls, command)
     positional, changes = changes_of(argv, cls)
     return method(name, **changes), positional
 

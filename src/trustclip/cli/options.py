@@ -73,12 +73,6 @@ class Option:
         return tuple(str(value) for kind in literals for value in get_args(kind))
 
     @property
-    def plain(self) -> bool:
-        """Whether a value of it is a number, a text, a path, or listed."""
-        types = (*_WORDS, bool, NoneType)
-        return all(kind in types or get_origin(kind) is Literal for kind in self.kinds)
-
-    @property
     def metavar(self) -> str:
         """The placeholder of its value in a help text."""
         if texts := [mark.text for mark in self.marks if isinstance(mark, Metavar)]:
@@ -88,13 +82,6 @@ class Option:
             return "{" + ",".join([*none, *self.choices]) + "}"
         words = [_word(kind) for kind in self.kinds if kind is not NoneType]
         return "|".join([*(["{None}"] if none else []), *words])
-
-    @property
-    def label(self) -> str:
-        """Its name in messages."""
-        if not self.positional:
-            return self.flags[-1]
-        return self.path.upper() if self.choices else self.metavar
 
 
 def _word(kind: Any) -> str:

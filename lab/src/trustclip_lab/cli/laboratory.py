@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from trustclip.cli.arguments import changes_of, parse, reads, split_option
+from trustclip.cli.arguments import changes_of, parse, print_help, reads, split_option
 from trustclip.support.marks import Also
 from trustclip.support.terminal import Terminal, say
 
@@ -49,8 +49,7 @@ def lab(argv: Sequence[str]) -> int:
     from trustclip.train.shipped import locate
     from trustclip_lab.stack import LabSettings, load, run_lab
 
-    if {"-h", "--help"} & set(argv):
-        parse(LabSettings, ["--help"], "lab", usage=LAB)
+    print_help(argv, LabSettings, "lab", usage=LAB)
     files, changes = changes_of(argv, LabSettings)
     if len(files) > 1:
         raise ValueError(f"give one file, got {len(files)}; see trustclip lab --help.")
@@ -79,8 +78,7 @@ def arena(argv: Sequence[str]) -> int:
     from trustclip_lab.arena.run import load, run_arena
     from trustclip_lab.arena.settings import ArenaSettings
 
-    if {"-h", "--help"} & set(argv):
-        parse(ArenaSettings, ["--help"], "arena", usage=ARENA)
+    print_help(argv, ArenaSettings, "arena", usage=ARENA)
     files, changes = changes_of(argv, ArenaSettings)
     if len(files) != 1:
         raise ValueError(f"give one file, got {len(files)}; see trustclip arena --help.")

@@ -23,8 +23,6 @@ class Methods:
     """Names of the methods in the picture, separated by commas; all when empty."""
     engines: bool = False
     """List the losses of TRL, verl, prime-rl and other engines as methods instead."""
-    markdown: bool = False
-    """Print the list of engines in Markdown."""
 
 
 @reads(Methods)
@@ -36,7 +34,7 @@ def methods(options: Methods) -> int:
         say(options.figure)
         return 0
     if options.engines:
-        return _engines(options.markdown)
+        return _engines()
     rows = [_method_row(name, cls) for name, cls in trustclip.methods().items()]
     table = Table(box=None, pad_edge=False)
     for title in _HEADER:
@@ -58,12 +56,9 @@ def _other_names() -> list[tuple[str, str]]:
     ]
 
 
-def _engines(markdown: bool) -> int:
+def _engines() -> int:
     from trustclip.report import rosetta
 
-    if markdown:
-        say(rosetta.page(), end="")
-        return 0
     console = Terminal()
     for engine in rosetta.ENGINES.values():
         table = Table(*rosetta.HEADER, title=rosetta.title(engine), box=None, pad_edge=False)

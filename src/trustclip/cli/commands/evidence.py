@@ -22,8 +22,6 @@ class Compare:
 
 @reads(Compare)
 def compare(options: Compare) -> int:
-    if not options.runs:
-        raise ValueError("a comparison needs two runs or more; see trustclip compare --help.")
     from trustclip.report.console import print_comparison
 
     print_comparison(options.runs, Terminal(), step=options.step)
@@ -48,8 +46,6 @@ class Power:
 
 @reads(Power)
 def power(options: Power) -> int:
-    if not options.runs:
-        raise ValueError("give the runs of a pilot; see trustclip power --help.")
     from trustclip.report.planning import print_power
 
     print_power(

@@ -4,10 +4,9 @@ import dataclasses
 import pkgutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from trustclip.cli.arguments import changes_of, reads, require, split_option
-from trustclip.cli.options import help_of
+from trustclip.cli.arguments import changes_of, parse, reads, require, split_option
 from trustclip.support.marks import Argument
 from trustclip.support.terminal import Terminal, say
 from trustclip.train.settings.stages import (
@@ -57,35 +56,28 @@ examples:
 }
 
 
-def settings(
-    cls: type[T], argv: Sequence[str], command: str, first: str = "", examples: str = ""
-) -> T:
+def settings(cls: type[T], argv: Sequence[str], command: str, examples: str = "") -> T:
     """Parse the settings of an experiment command; ``--help`` prints the options and exits.
 
     Beside options by name it takes ``--preset NAME``, ``--method.NAME VALUE`` for a hyper-parameter
-    and ``--trl.NAME VALUE`` for a field of TRL. The examples end the help text; ``first`` is the
-    setting of a positional argument.
+    and ``--trl.NAME VALUE`` for a field of TRL. The examples end the help text.
     """
-    if {"-h", "--help"} & set(argv):
-        say(f"{help_of(cls, command)}\n\n{examples}")
-        raise SystemExit(0)
-    from trustclip.support.settings import Source
-    from trustclip.train.files import build, preset
+    rest, name = split_option([*argv], "--preset")
 
-    rest, name = split_option(list(argv), "--preset")
-    content = {} if name is None else preset(command, name)
-    positional, changes = changes_of(rest, cls)
-    if positional and first and first not in changes:
-        changes[first] = positional.pop(0)
-    if positional:
-        raise ValueError(f"unexpected argument {positional[0]!r}; see trustclip {command} --help.")
-    return build(cls, content, Source(changes=changes))
+    def fill(changes: dict[str, Any]) -> T:
+        from trustclip.support.settings import Source
+        from trustclip.train.files import build, preset
+
+        content = {} if name is None else preset(command, name)
+        return build(cls, content, Source(changes=changes))
+
+    return parse(cls, rest, command, fill=fill, examples=examples)
 
 
 def demo(argv: Sequence[str]) -> int:
-    options = settings(DemoSettings, argv, "demo", examples=EXAMPLES["demo"])
+    options = settings(DemoSettings, argv, "demo", EXAMPLES["demo"])
     require("transformers", "trl", "plotly", "jinja2")  # the last two of the page it ends with
-    _be_quiet()
+    be_quiet()
     from trustclip.train.pipeline import demo as run
 
     console = Terminal()
@@ -127,8 +119,8 @@ _RUNS = {
 def _stage(cls: type, argv: Sequence[str], name: str) -> int:
     """Run a stage, or say what it would do where ``--dry-run`` asks for it."""
     rest, dry = _dry(argv)
-    options = settings(cls, rest, name, examples=EXAMPLES[name])
-    _be_quiet()
+    options = settings(cls, rest, name, EXAMPLES[name])
+    be_quiet()
     place = f"trustclip.train.preflight.dry_run:dry_{name}" if dry else _RUNS[name]
     result = pkgutil.resolve_name(place)(options, Terminal())
     return result if dry else 0
@@ -140,8 +132,8 @@ def _dry(argv: Sequence[str]) -> tuple[list[str], bool]:
     return rest, len(rest) < len(argv)
 
 
-def _be_quiet() -> None:
-    # Imports torch and transformers, so only once the settings have been checked.
+def be_quiet() -> None:
+    """Silence the libraries' bars; it imports PyTorch, so only once settings have been checked."""
     from trustclip.train.watch.callbacks import silence_libraries
 
     silence_libraries()
@@ -178,7 +170,7 @@ def run(argv: Sequence[str]) -> int:
     file = locate(Path(files[0]))
     recipe = load_recipe(file, with_folder(file, changes))
     console = Terminal()
-    _be_quiet()
+    be_quiet()
     if dry:
         from trustclip.train.preflight.dry_run import dry_run
 
@@ -218,7 +210,7 @@ def resume(argv: Sequence[str]) -> int:
     command, cls, content = of_run(Path(folders[0]))
     _, changes = changes_of(argv, cls, ALIASES if command == "run" else {})
     options = build(cls, content, Source(f"{folders[0]}/config.yaml", {}, changes))
-    _be_quiet()
+    be_quiet()
     pkgutil.resolve_name(_RUNS[command])(options, Terminal())
     return 0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trustclip.cli.arguments import changes_of, parse
-from trustclip.support.settings import Source, build
+from trustclip.support.settings import Source
 from trustclip.support.terminal import say
 from trustclip.train.settings.stages import EvalSettings, Recipe, RLStage
 
@@ -32,10 +32,9 @@ def distributed(arguments: Sequence[str]) -> "list[Remark] | None":
     Returns:
       Remarks; None on every rank but the first, which reports for all.
     """
-    from trustclip.engines.limits import check
     from trustclip.engines.remarks import Remark
     from trustclip.train.checks import absent
-    from trustclip.train.files import ALIASES, load_recipe
+    from trustclip.train.files import ALIASES, build, load_recipe
     from trustclip.train.preflight.ranks import describe, errors, inspect_ranks
 
     if {"-h", "--help"} & set(arguments):
@@ -47,7 +46,6 @@ def distributed(arguments: Sequence[str]) -> "list[Remark] | None":
     else:
         _, changes = changes_of(arguments, RLStage)
         stage = build(RLStage, {"dataset": "arithmetic"}, Source(changes=changes))
-        check(stage.method, "TRL")
     world = inspect_ranks(stage.trl)
     if os.environ.get("RANK", "0") != "0":
         return None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.cli.arguments import changes_of
-from trustclip.cli.commands.experiments import settings
+from trustclip.cli.commands.experiments import be_quiet, settings
 from trustclip.support.terminal import Terminal, say
 from trustclip.train.settings.stages import InitSettings, TrySettings
 
@@ -45,10 +45,8 @@ def attempt(argv: Sequence[str]) -> int:
         place = {"model": recipe.model, "seed": recipe.seed, "dtype": recipe.dtype}
         options = TrySettings(dataset=training.dataset, **place, **own)
     else:
-        options = settings(TrySettings, argv, "try", "model", _TRY)
-    from trustclip.train.watch.callbacks import silence_libraries
-
-    silence_libraries()
+        options = settings(TrySettings, argv, "try", _TRY)
+    be_quiet()
     from trustclip.train.trial import trial
 
     trial(options, Terminal(), training)
@@ -58,11 +56,9 @@ def attempt(argv: Sequence[str]) -> int:
 
 
 def init(argv: Sequence[str]) -> int:
-    options = settings(InitSettings, argv, "init", "file", _INIT)
-    from trustclip.train.watch.callbacks import silence_libraries
-
-    silence_libraries()
-    from trustclip.train.checks import refuse_sources
+    options = settings(InitSettings, argv, "init", _INIT)
+    be_quiet()
+    from trustclip.train.checks import refuse
     from trustclip.train.files import load_recipe
     from trustclip.train.first import missing_parts, next_commands, write_recipe
     from trustclip.train.preflight.dry_run import dry_run
@@ -75,7 +71,7 @@ def init(argv: Sequence[str]) -> int:
             f"without a terminal to ask in, give {' and '.join(missing)}, as in: trustclip init "
             "--model smollm2 --dataset word-sums"
         )
-    refuse_sources(options)
+    refuse(options)
     file = write_recipe(options)
     console = Terminal()
     dry_run(load_recipe(file), console, batch=False)

@@ -21,7 +21,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from trustclip.constraints.base import ALIASES, Method, method_class, methods
 from trustclip.constraints.controllers import NAMED, Controller
 from trustclip.support.marks import Trl, descriptions, fields_of, marked
-from trustclip.train.problems.verify.chosen import BUILT_IN, NOTEBOOK
+from trustclip.train.problems.verify.chosen import BUILT_IN
 from trustclip.train.settings.stages import Recipe, RLStage
 from trustclip.train.suite.settings import SuiteSettings
 
@@ -132,7 +132,7 @@ def _spell_out(fields: Json) -> None:
 
 def _reward() -> Json:
     """A reward: its name, a mapping, or a list of these."""
-    name = {"anyOf": [{"enum": [*BUILT_IN, NOTEBOOK]}, _CODE]}
+    name = {"anyOf": [{"enum": [*BUILT_IN]}, _CODE]}
     one = {
         "type": "object",
         "required": ["name"],

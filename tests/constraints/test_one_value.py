@@ -13,7 +13,8 @@ from trustclip.cli.commands.experiments import settings
 from trustclip.constraints.adaptive import adapts
 from trustclip.constraints.registry import as_method
 from trustclip.methods.atr import ATR
-from trustclip.train.files import ALIASES, as_mapping, load_recipe
+from trustclip.support.jsonl import plain
+from trustclip.train.files import ALIASES, load_recipe
 from trustclip.train.settings.stages import DemoSettings, Recipe, RLSettings
 from trustclip.train.suite.plan import plan
 
@@ -88,7 +89,7 @@ def test_parts_and_controllers_are_values_too(tmp_path):
     method = load_recipe(written(tmp_path), changes).rl.method
     assert method == tc.method("both", second=tc.method("atr", delta=gate))
     assert adapts(method)
-    text = yaml.safe_dump(as_mapping(load_recipe(written(tmp_path), changes)))
+    text = yaml.safe_dump(plain(load_recipe(written(tmp_path), changes)))
     assert load_recipe(written(tmp_path, text)).rl.method == method
 
 

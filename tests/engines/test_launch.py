@@ -54,6 +54,8 @@ def test_the_doctor_of_a_launcher_names_missing_packages(monkeypatch, tmp_path, 
     assert "1 error\n" in shown
     # Options over the file.
     assert doctor(["--distributed", str(recipe), "--rl.report_to", "none"]) == 0
+    with pytest.raises(ValueError, match="would be inert"):
+        doctor(["--distributed", "--num-iterations", "1"])
 
 
 @pytest.mark.parametrize("world", [CPUS, GPUS, World(["a cpu"])])
@@ -80,9 +82,7 @@ def test_nothing_is_wrong_with_what_was_asked_for(world):
             {},
             "2 ranks share a cuda:0",
         ),
-        (CPUS, {"batch": 2, "schedule": (3, 2, 2)}, "6 completions on each of 2 ranks"),
         (CPUS, {"schedule": (3, 1, 2)}, "neither divides the other"),
-        (CPUS, {"schedule": (4, 1, 4)}, "would be inert"),
         (dataclasses.replace(GPUS, wrapper="FSDP1"), {"save_steps": 5}, "under FSDP1"),
     ],
 )

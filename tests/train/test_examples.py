@@ -43,6 +43,29 @@ def test_an_own_method_bounds_late_tokens_more():
     assert method.surrogate(batch).kept.tolist() == [[True, True, False]]
 
 
+def test_shaped_rewards_match_the_notebook_without_its_traps():
+    rewards = loaded("notebook_rewards")
+    assert doctest.testmod(rewards).failed == 0
+
+    def shaped(text: str, gold: str) -> tuple[float, ...]:
+        forms = (rewards.format_exact, rewards.format_approximate)
+        checks = (rewards.answer_graded, rewards.number_graded)
+        return (*(f([text])[0] for f in forms), *(c([text], answer=[gold])[0] for c in checks))
+
+    worked = "work<end_working_out>\n<SOLUTION>{}</SOLUTION>"
+    assert shaped(worked.format("34"), "34") == (3.0, 1.5, 5.0, 3.5)
+    assert shaped(worked.format("34") + "<|im_end|>", "34") == (3.0, 1.5, 5.0, 3.5)
+    assert shaped(worked.format("x_1 = 34"), "34") == (3.0, 1.5, 5.0, 3.5)
+    assert shaped(worked.format("−34"), "34") == (3.0, 1.5, -2.5, -1.5)
+    assert shaped(worked.format("37"), "34") == (3.0, 1.5, 2.0, -1.5)
+    assert shaped(worked.format("40"), "34") == (3.0, 1.5, 1.5, -1.5)
+    assert shaped(worked.format("banana"), "34") == (3.0, 1.5, -4.5, 0.0)
+    assert shaped(worked.format("5"), "0") == (3.0, 1.5, -2.5, -1.5)
+    assert shaped(worked.format("12") + "<SOLUTION>34</SOLUTION>", "34") == (0.0, -1.5, -2.0, -2.5)
+    assert shaped(worked.format("34") + "\nmore", "34") == (0.0, 1.5, 5.0, 3.5)
+    assert shaped("34", "34") == (0.0, -3.0, -2.0, -2.5)
+
+
 @pytest.mark.slow
 def test_rewards():
     rewards = loaded("rewards")

@@ -201,7 +201,6 @@ def test_what_counts_as_a_number(folder, monkeypatch):
         ({"name": "format", "weight": True}, "finite"),
         (["mine.py:polite", "other.py:polite"], "logged as 'polite': give one of them a `label`"),
         ({"name": "format", "label": "a/b"}, "one word"),
-        ({"name": "notebook", "style": "boxed"}, "takes a `weight` only"),
     ],
 )
 def test_a_wrong_setting_is_refused(given, words):
@@ -247,14 +246,13 @@ def test_a_missing_column_is_named_before_a_model_loads(folder, monkeypatch):
 
 
 def test_needs_and_plain_forms():
-    assert required_columns(read_rewards("answer_graded")[0]) == ["answer"]
-    assert required_columns(read_rewards("format_exact")[0]) == []
+    assert required_columns(read_rewards("correct")[0]) == ["answer"]
+    assert required_columns(read_rewards("format")[0]) == []
     assert canonical(canonical(["correct", {"name": "format", "weight": 2}])) == [
         {"name": "correct", "weight": 1.0},
         {"name": "format", "weight": 2.0},
     ]
     assert RLStage(dataset="arithmetic", reward=["correct"]).reward == "correct"
-    assert [one.weight for one in read_rewards("notebook")] == [0, 1, 1, 1, 1]
 
 
 def test_no_file_is_imported_without_consent(folder, monkeypatch):

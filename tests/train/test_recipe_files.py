@@ -11,10 +11,10 @@ import yaml
 
 import trustclip as tc
 from trustclip.cli.arguments import parse
+from trustclip.support.jsonl import plain
 from trustclip.support.names import nearest
 from trustclip.train.files import (
     TINY_RECIPE,
-    as_mapping,
     demo_recipe,
     load_recipe,
     load_yaml,
@@ -136,9 +136,9 @@ def test_a_recipe_comes_back_from_what_it_writes(tmp_path):
     recipe = load_recipe(written(tmp_path))
     assert recipe.rl.learning_rate == 5e-6
     again = tmp_path / "again.yaml"
-    again.write_text("command: run\n" + yaml.safe_dump(as_mapping(recipe)))
+    again.write_text("command: run\n" + yaml.safe_dump(plain(recipe)))
     assert load_recipe(again) == recipe
-    assert as_mapping(load_recipe(again)) == as_mapping(recipe)
+    assert plain(load_recipe(again)) == plain(recipe)
 
 
 def test_the_command_line_is_over_the_file(tmp_path):

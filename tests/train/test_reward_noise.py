@@ -73,7 +73,7 @@ def test_the_policy_is_told_the_opposite_and_the_file_the_truth(tmp_path, noise:
 
 
 def test_noise_on_a_reward_that_is_not_used_is_refused() -> None:
-    stage = RLStage(dataset="arithmetic", reward="notebook", reward_noise=0.1)
+    stage = RLStage(dataset="arithmetic", reward="format", reward_noise=0.1)
     assert any("reward_noise" in text for _, text in complaints(stage))
     with pytest.raises(ValueError, match=r"less than or equal to 0\.5"):
         RLStage(dataset="arithmetic", reward_noise=0.6)

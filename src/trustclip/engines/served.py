@@ -46,6 +46,7 @@ class ServedSampler:
     ends: Collection[int] = ()  # ids of the tokens that end one
     #: How tokens are drawn, by the protocol's names: `temperature`, `top_p`, ...
     drawn: Mapping[str, float] = field(default_factory=dict)
+    name: str = ""  # that the server has for its model; the first that it has where empty
 
     def __post_init__(self) -> None:
         check_address(self.url)
@@ -59,7 +60,7 @@ class ServedSampler:
           ValueError: the server refused, cannot be reached, or does not name ids with
             log-probabilities.
         """
-        name = first_model(self.url)
+        name = self.name or first_model(self.url)
         with ThreadPoolExecutor(TOGETHER) as threads:
             completions = [*threads.map(lambda p, s: self._sample(name, p, s), prompts, seeds)]
         return [ids for ids, _ in completions], [logps for _, logps in completions]

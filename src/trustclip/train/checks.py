@@ -18,7 +18,6 @@ from trustclip.train.problems.generated import GENERATED, PRIMER
 from trustclip.train.problems.rows import Fields, map_columns
 from trustclip.train.problems.verify.chosen import CORRECT, RESERVED
 from trustclip.train.settings.stages import (
-    DemoSettings,
     EvalStage,
     InitSettings,
     RLStage,
@@ -34,12 +33,7 @@ def complaints(settings: Any) -> Iterator[Complaint]:
 
     Yields the path of each setting, empty for the name of a model, and what is wrong.
     """
-    raise TypeError(f"not settings of a stage: {type(settings).__name__}")
-
-
-@complaints.register
-def _(settings: DemoSettings) -> Iterator[Complaint]:
-    yield from ()  # its recipe is checked
+    return iter(())  # of the demo, whose recipe is checked
 
 
 @complaints.register
@@ -221,13 +215,6 @@ def refuse(settings: Any) -> None:
     messages = [*(text for _, text in complaints(settings)), *absent(settings), *_vllm(settings)]
     if getattr(settings, "backend", None) != "openai":
         messages += [text for _, text in complaints(settings.model)]
-    if messages:
-        raise ValueError("\n".join(messages))
-
-
-def refuse_sources(settings: Any) -> None:
-    """Raise one ValueError of all `complaints` about a command's settings and its model's name."""
-    messages = [text for subject in (settings, settings.model) for _, text in complaints(subject)]
     if messages:
         raise ValueError("\n".join(messages))
 

@@ -127,7 +127,7 @@ def exclude_tests(
     generated = settings.dataset in (*GENERATED, PRIMER)
     # Generated ones are disjoint by construction, and too similar to search for copies.
     test_sets = {task: one for task, one in tests.items() if not (generated and task in GENERATED)}
-    pairs = {task: decontaminate(problems, one).pairs for task, one in test_sets.items()}
+    pairs = {task: decontaminate(problems, one) for task, one in test_sets.items()}
     names = _names(settings.exclude)
     out = {
         task: [pair for pair in found if pair.copy or NEAR in names]

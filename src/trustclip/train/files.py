@@ -15,7 +15,6 @@ from trustclip.logs.identity import renamed
 from trustclip.support import yaml_files
 from trustclip.support.consent import ALL, consent, names_in
 from trustclip.support.imports import beside
-from trustclip.support.jsonl import plain
 from trustclip.support.marks import completed
 from trustclip.support.names import nearest, unknown
 from trustclip.support.settings import (
@@ -206,11 +205,6 @@ def _join_arguments(section: dict[str, Any], place: tuple[str, ...]) -> Iterator
         section["method"] = with_arguments(spec, arguments)
     except ValueError as error:
         yield (*place, "method_args"), str(error)
-
-
-def as_mapping(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain values that YAML and JSON can hold; `load_recipe` reads them back."""
-    return plain(recipe)
 
 
 def _proper_place(name: str, own: Sequence[str]) -> str:

@@ -199,20 +199,17 @@ def load_model(
       ValueError: no such model, its files are damaged, a weight is NaN or infinite, or its
         tokenizer does not belong to it.
     """
-    check_model(name)
     if name in BUILT_IN:
         model, tokenizer = tiny_model(seed, **BUILT_IN[name])
         return (model if dtype == "auto" else model.to(precision(dtype))), tokenizer
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     from trustclip.train.durable.weights import nonfinite
 
-    adapter, base = adapter_of(name), base_of(name)
-    tokenizer_source = str(adapter[0]) if adapter and _has_tokenizer(adapter[0]) else base
-    kind = precision(dtype)
+    tokenizer = load_tokenizer(name, prompt_style)
+    adapter, base, kind = adapter_of(name), base_of(name), precision(dtype)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer_source, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(base, dtype=kind, trust_remote_code=False)
         if adapter is not None:
             model = _merge_adapter(model, adapter[0])
@@ -229,7 +226,6 @@ def load_model(
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
-    set_chat_template(tokenizer, prompt_style)
     return model, tokenizer
 
 

@@ -4,6 +4,7 @@ In the three steps of `trustclip.train.rl`: settings are checked, `prepare` make
 training needs, `train` trains.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -106,7 +107,7 @@ def prepare(
         prompt=record(settings.style, tokenizer, problems[0].problem),
         adapters=lora_config(settings.lora_r, settings.lora_alpha, settings.lora),
         config=sft_config(settings, run.checkpoints),
-        steps=_steps(settings, len(rows)),
+        steps=updates(settings, len(rows)),
         saved=settings.save,
         facts={**facts, "problems": len(problems)},
     )
@@ -132,12 +133,12 @@ def format_examples(
     return problems[: settings.limit]
 
 
-def _steps(settings: SFTSettings, rows: int) -> int:
-    """Optimizer updates of the run."""
+def updates(settings: SFTSettings, rows: int) -> int:
+    """Optimizer updates of the run, as Transformers counts them."""
     if settings.max_steps > 0:
         return settings.max_steps
     batch = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
-    return max(1, round(settings.num_train_epochs * -(-rows // batch)))
+    return math.ceil(settings.num_train_epochs * math.ceil(rows / batch))
 
 
 def train(prepared: Prepared, run: RunDirectory, console: Console) -> None:

@@ -19,6 +19,8 @@ from trustclip.engines.trl import ConstrainedGRPOConfig
 from trustclip.engines.trl.sampling.server import merged
 from trustclip.support import http
 from trustclip.train.configs import lora_config
+from trustclip.train.preflight.foreign import server_pairs
+from trustclip.train.problems.prompts import messages, prompt_style
 
 
 class Tiny:
@@ -154,6 +156,19 @@ def test_a_server_without_log_probabilities_or_with_other_tokens(tiny, monkeypat
     other = SimpleNamespace(encode=served.tokenizer.encode, decode=lambda ids: "!")
     (told,) = complaints(sampler, "fixed", other, plain=True)
     assert "must have the policy's tokens" in told
+
+
+def test_a_server_is_compared_with_a_model_on_its_own_completions(tiny, tmp_path):
+    served, url = tiny
+    for part in (served.model, served.tokenizer):
+        part.save_pretrained(tmp_path)
+    prompts = [messages(f"{n}+1", "plain") for n in range(4)]
+    pairs = server_pairs(url, str(tmp_path), prompt_style("plain"), prompts)
+    assert len(pairs.sequences or ()) == 4 and (pairs.trainer - pairs.sampler).abs().max() < 1e-5
+    with torch.no_grad():
+        served.model.lm_head.weight += torch.randn_like(served.model.lm_head.weight) / 10
+    pairs = server_pairs(url, str(tmp_path), prompt_style("plain"), prompts, "tiny")
+    assert (pairs.trainer - pairs.sampler).abs().max() > 1e-3
 
 
 def test_a_token_that_ends_a_completion_must_be_among_those_returned(tiny, monkeypatch):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trustclip.train.problems.alike import tokenize
-from trustclip.train.problems.decontaminate import DecontaminateConfig, decontaminate, run
+from trustclip.train.problems.decontaminate import DecontaminateConfig, by_state, decontaminate, run
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.sources import load_problems
 
@@ -25,7 +25,11 @@ def problems(*texts: str, answer: str = "1", prefix: str = "p") -> list[Problem]
 
 
 def found(train: str, test: str) -> bool:
-    return not decontaminate(problems(train), problems(test)).clean
+    return bool(decontaminate(problems(train), problems(test)))
+
+
+def states(train: list[Problem], test: list[Problem]) -> dict[str, list[str]]:
+    return by_state(decontaminate(train, test), test)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +67,7 @@ def test_boilerplate_does_not_make_strangers_alike():
     trees = ("ash", "birch", "elm", "fir", "oak", "pine", "yew")
     train = problems(*(f"{a} meets {b}." + tail for a in trees for b in trees if a != b))
     test = problems("quince follows lime." + tail, "oak meets pine." + tail, prefix="t")
-    assert decontaminate(train, test).copies == ["t1"]
+    assert states(train, test)["copies"] == ["t1"]
 
 
 def test_boilerplate_does_not_make_twins_differ():
@@ -71,8 +75,8 @@ def test_boilerplate_does_not_make_twins_differ():
     text = ORCHARD + "How many kilograms is that?"
     strangers = [f"Field {k} is sown with {k} kinds of wheat. {tail}" for k in range(30)]
     test = problems(text, prefix="t")
-    assert decontaminate(problems(ORCHARD + tail), test).near == []
-    assert decontaminate(problems(ORCHARD + tail, *strangers), test).near == ["t0"]
+    assert states(problems(ORCHARD + tail), test)["near"] == []
+    assert states(problems(ORCHARD + tail, *strangers), test)["near"] == ["t0"]
 
 
 def test_a_copy_has_the_text_and_the_answer_of_a_test_problem(tmp_path):
@@ -85,20 +89,21 @@ def test_a_copy_has_the_text_and_the_answer_of_a_test_problem(tmp_path):
         Problem("e", text.upper(), "18"),
         Problem("f", text, ""),
     ]
-    report = decontaminate(train, [Problem("y", "What is 1+2?", "3"), Problem("x", text, "18")])
-    assert (report.copies, report.near, report.clean) == (["x"], [], ["y"])
-    assert report.train_ids(near=False) == {"a", "f"}
-    assert report.train_ids(near=True) == set("abcef")  # numbers of d differ
-    assert {pair.train_id for pair in report.pairs if not pair.same_answer} == {"b"}
+    test = [Problem("y", "What is 1+2?", "3"), Problem("x", text, "18")]
+    pairs = decontaminate(train, test)
+    assert by_state(pairs, test) == {"copies": ["x"], "near": [], "clean": ["y"]}
+    assert {pair.train_id for pair in pairs if pair.copy} == {"a", "f"}
+    assert {pair.train_id for pair in pairs} == set("abcef")  # numbers of d differ
+    assert {pair.train_id for pair in pairs if not pair.same_answer} == {"b"}
     many = decontaminate(problems(*[text] * 200, answer="18"), problems(text, answer="18"))
-    assert len(many.train_ids(near=False)) == 200  # copies of a problem are no boilerplate
+    assert sum(pair.copy for pair in many) == 200  # copies of a problem are no boilerplate
 
 
 def test_similarity_is_the_dice_coefficient_of_the_matching_tokens():
     train, test = problems("a b c d e f g h"), problems("a b c d e f x y z w")
-    (pair,) = decontaminate(train, test, threshold=0.6).pairs
+    (pair,) = decontaminate(train, test, threshold=0.6)
     assert pair.similarity == round(2 * 6 / (8 + 10), 3)
-    assert decontaminate(train, test, threshold=0.67).pairs == []
+    assert decontaminate(train, test, threshold=0.67) == []
 
 
 def test_chinese_is_compared_character_by_character():
@@ -150,8 +155,6 @@ def test_a_problem_inside_a_prompt_or_a_story_is_the_same_problem(swap):
 
 
 def test_a_threshold_out_of_range_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="threshold is 0"):
-        decontaminate([], [], threshold=0)
     with pytest.raises(ValueError, match="threshold"):
         DecontaminateConfig(train="a", test="b", out=tmp_path / "c.json", threshold=1.1)
 
@@ -221,7 +224,7 @@ def test_command_refuses_to_write_over_a_source(tmp_path):
 def test_real_amc_and_aime_against_dapo():
     # All pairs of AMC were read: 55 are the same problem, with another question or reworded.
     train = load_problems(str(SHARED / "dapo_math_17k.jsonl"))
-    amc = decontaminate(train, load_problems(str(SHARED / "amc23_83.jsonl")))
-    assert (len(amc.copies), len(amc.near), len(amc.clean)) == (12, 41, 30)
+    amc = states(train, load_problems(str(SHARED / "amc23_83.jsonl")))
+    assert [len(ids) for ids in amc.values()] == [12, 41, 30]
     for name in ("aime24", "aime25"):
-        assert decontaminate(train, load_problems(str(SHARED / f"{name}.jsonl"))).pairs == []
+        assert decontaminate(train, load_problems(str(SHARED / f"{name}.jsonl"))) == []

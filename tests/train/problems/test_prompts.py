@@ -59,7 +59,7 @@ def tokenizer():
 
 
 def test_chat_template_renders_system_eos_user_and_opening(tokenizer):
-    assert set_chat_template(tokenizer, "solution") is True
+    set_chat_template(tokenizer, "solution")
     prompt = messages("What is 1+2?", "solution")
     opened = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
     system = prompt[0]["content"]
@@ -70,18 +70,17 @@ def test_chat_template_renders_system_eos_user_and_opening(tokenizer):
 
 def test_generation_prompts_of_the_other_styles(tokenizer):
     for name, ending in {"boxed": "\n", "answer": "\n", "plain": ""}.items():
-        set_chat_template(tokenizer, name, overwrite=True)
+        tokenizer.chat_template = None
+        set_chat_template(tokenizer, name)
         prompt = messages("1+2", name)
         text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
         assert text.endswith(prompt[-1]["content"] + ending)
 
 
-def test_an_existing_template_is_left_alone_unless_asked(tokenizer):
+def test_an_existing_template_is_left_alone(tokenizer):
     tokenizer.chat_template = "mine"
-    assert set_chat_template(tokenizer, "solution") is False
+    set_chat_template(tokenizer, "solution")
     assert tokenizer.chat_template == "mine"
-    assert set_chat_template(tokenizer, "solution", overwrite=True) is True
-    assert tokenizer.chat_template == chat_template("solution")
 
 
 def test_a_tokenizer_without_an_end_token_is_refused(tokenizer):

@@ -5,9 +5,10 @@ import gzip
 import json
 import logging
 import os
+import tempfile
 import tracemalloc
-from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,6 @@ from trustclip.train.problems.sources import (
     TooManyBadRows,
     load_problems,
     load_task,
-    read_problems,
 )
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
@@ -30,6 +30,16 @@ GOOD: dict[str, Any] = {"id": "good", "problem": "What is 1+2?", "answer": "3"}
 def write_jsonl(path: Path, rows: list) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)
+
+
+def read(source: str, **options: Any) -> SimpleNamespace:
+    """Problems of a source, and the bad rows as they are listed in ``quarantine.jsonl``."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "quarantine.jsonl"
+        problems = load_problems(source, quarantine=file, **options)
+        lines = file.read_text().splitlines() if file.exists() else []
+    rows = [SimpleNamespace(**json.loads(line)) for line in lines]
+    return SimpleNamespace(problems=problems, bad_rows=rows)
 
 
 def row_bytes(**changes: object) -> bytes:
@@ -152,7 +162,7 @@ def test_byte_order_mark_crlf_blank_lines_and_last_line_without_newline(tmp_path
     source = tmp_path / "set.jsonl"
     lines = [json.dumps(GOOD), "", "   ", '{"problem": "one\\r\\ntwo", "answer": 2}']
     source.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
-    loaded = read_problems(str(source))
+    loaded = read(str(source))
     assert loaded.problems == [Problem(**GOOD), Problem("set-4", "one\ntwo", "2")]
     assert loaded.bad_rows == []
 
@@ -164,7 +174,7 @@ def test_a_small_file_of_a_huge_array_is_refused(tmp_path, monkeypatch):
     bomb.write_bytes(gzip.compress(b'[{"problem": "q", "answer": "7"},' + b" " * 2**24))
     tracemalloc.start()
     with pytest.raises(ValueError, match=r"data\.json\.gz: larger than 1 MiB unpacked"):
-        read_problems(str(bomb))
+        read(str(bomb))
     assert tracemalloc.get_traced_memory()[1] < 2**23
     tracemalloc.stop()
 
@@ -172,7 +182,7 @@ def test_a_small_file_of_a_huge_array_is_refused(tmp_path, monkeypatch):
 def test_json_array_and_json_lines_under_one_suffix(tmp_path):
     array = tmp_path / "array.json"
     array.write_text(json.dumps([GOOD, 7]), encoding="utf-8")
-    loaded = read_problems(str(array))
+    loaded = read(str(array))
     assert loaded.problems == [Problem(**GOOD)]
     assert [row.line for row in loaded.bad_rows] == [2]
     lines = write_jsonl(tmp_path / "lines.json", [GOOD])
@@ -199,7 +209,7 @@ def test_bad_csv_row_is_quarantined_with_its_line(tmp_path, kind):
     # The record on lines 2 and 3 has a line break inside its quotes.
     head = b'\xef\xbb\xbfid,problem,answer\r\na,"What is\r\n1+2?",3\r\n'
     source.write_bytes(head + line + b"\r\n\r\nc,What is 5+5?,10\r\n")
-    loaded = read_problems(str(source))
+    loaded = read(str(source))
     assert loaded.problems == [
         Problem("a", "What is\n1+2?", "3"),
         Problem("c", "What is 5+5?", "10"),
@@ -211,7 +221,7 @@ def test_bad_csv_row_is_quarantined_with_its_line(tmp_path, kind):
 def test_csv_with_an_unclosed_quote_loses_one_row(tmp_path):
     source = tmp_path / "set.csv"
     source.write_text('id,problem,answer\na,What is 1+2?,3\nb,"What is 2+2?,4\n')
-    loaded = read_problems(str(source))
+    loaded = read(str(source))
     assert [problem.id for problem in loaded.problems] == ["a"]
     assert [row.reason for row in loaded.bad_rows] == ["invalid CSV: unexpected end of data"]
 
@@ -225,8 +235,8 @@ def test_parquet_damaged_file_and_invalid_text(tmp_path):
         parquet.write_table(pyarrow.table({"problem": column, "answer": [3.0]}), path)
         if error:
             with pytest.raises(ValueError, match=error):
-                read_problems(str(path))
-    assert read_problems(str(path)).problems == [Problem("set-1", "1+2?", "3")]
+                read(str(path))
+    assert read(str(path)).problems == [Problem("set-1", "1+2?", "3")]
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match="not a readable parquet file"):
         load_problems(str(path))
@@ -334,9 +344,8 @@ def test_repeats_are_dropped_and_contradictions_quarantined(tmp_path, caplog):
         {"id": "f", "problem": "half", "answer": "5"},
     ]
     with caplog.at_level(logging.WARNING):
-        loaded = read_problems(write_jsonl(tmp_path / "set.jsonl", rows))
+        loaded = read(write_jsonl(tmp_path / "set.jsonl", rows))
     assert [problem.id for problem in loaded.problems] == ["a"]
-    assert loaded.duplicates == 2
     assert [(row.line, row.reason) for row in loaded.bad_rows] == [
         (3, "same problem with answers '1' and '2'"),
         (4, "same problem with answers '1' and '2'"),
@@ -345,14 +354,14 @@ def test_repeats_are_dropped_and_contradictions_quarantined(tmp_path, caplog):
     assert "3 bad rows and 2 identical repeats" in caplog.text
 
 
-def test_hundredfold_bad_row_counts_once(tmp_path):
+def test_hundredfold_bad_row_counts_once(tmp_path, caplog):
     rows = [{"id": "x", "problem": "big", "answer": str(2**70)}] * 100 + [GOOD] * 100
-    loaded = read_problems(write_jsonl(tmp_path / "dapo_raw.jsonl", rows), max_bad_rows=1)
+    loaded = read(write_jsonl(tmp_path / "dapo_raw.jsonl", rows), max_bad_rows=1)
     assert len(loaded.bad_rows) == 1
     assert "beyond 2^53" in loaded.bad_rows[0].reason
-    assert loaded.duplicates == 198
+    assert "1 bad rows and 198 identical repeats" in caplog.text
     # The rule is DAPO's: the same gold may stand in another file.
-    other = read_problems(write_jsonl(tmp_path / "other.jsonl", rows))
+    other = read(write_jsonl(tmp_path / "other.jsonl", rows))
     assert [problem.answer for problem in other.problems] == [str(2**70), "3"]
 
 
@@ -377,13 +386,9 @@ def test_quarantine_grows_by_source_and_not_by_rerun(tmp_path):
 def test_limit_cuts_the_good_rows_and_leaves_the_bad_ones(tmp_path):
     rows = [{"problem": f"{n}+1", "answer": n + 1} for n in range(5)] + [7]
     source = write_jsonl(tmp_path / "set.jsonl", rows)
-    loaded = read_problems(source, limit=2)
+    loaded = read(source, limit=2)
     assert [problem.id for problem in loaded.problems] == ["set-1", "set-2"]
     assert len(loaded.bad_rows) == 1
-    with pytest.raises(ValueError, match="limit is 0"):
-        load_problems(source, limit=0)
-    with pytest.raises(ValueError, match="max_bad_rows is -1"):
-        load_problems(source, max_bad_rows=-1)
 
 
 def test_source_without_a_good_row_is_an_error(tmp_path):
@@ -644,8 +649,8 @@ def test_a_name_given_twice_is_refused(tmp_path):
 
 def test_hub_rows_are_quarantined_by_number(monkeypatch):
     fake_hub(monkeypatch, [{"problem": "q", "answer": "5"}, {"problem": "", "answer": "5"}])
-    loaded = read_problems("owner/set")
-    assert [asdict(row) for row in loaded.bad_rows] == [
+    loaded = read("owner/set")
+    assert [vars(row) for row in loaded.bad_rows] == [
         {
             "file": "owner/set",
             "line": 2,
@@ -711,12 +716,13 @@ def test_real_benchmarks_load_whole():
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs the shared problem sets")
-def test_real_dapo_loses_repeats_contradictions_and_rounded_golds():
-    loaded = read_problems(str(SHARED / "dapo_math_17k.jsonl"))
+def test_real_dapo_loses_repeats_contradictions_and_rounded_golds(caplog):
+    loaded = read(str(SHARED / "dapo_math_17k.jsonl"))
     rounded = [row for row in loaded.bad_rows if "2^53" in row.reason]
     contradictory = [row for row in loaded.bad_rows if "same problem" in row.reason]
     assert (len(rounded), len(contradictory), len(loaded.bad_rows)) == (5, 10, 15)
-    assert len(loaded.problems) + loaded.duplicates + 15 == 17_398
+    repeats = 17_398 - len(loaded.problems) - 15
+    assert f"{repeats} identical repeats" in caplog.text
 
 
 def test_golds_that_are_lists_are_alternatives(tmp_path):
@@ -728,13 +734,13 @@ def test_golds_that_are_lists_are_alternatives(tmp_path):
     ]
     golds = [p.answer for p in load_problems(write_jsonl(tmp_path / "set.jsonl", rows))]
     assert golds == ["9.6", '["2", "-2"]', "\\frac{1}{2}", "[1, 2]"]
-    bad = read_problems(write_jsonl(tmp_path / "bad.jsonl", [GOOD, {"problem": "q", "answer": []}]))
+    bad = read(write_jsonl(tmp_path / "bad.jsonl", [GOOD, {"problem": "q", "answer": []}]))
     assert ["not a list of texts or numbers" in row.reason for row in bad.bad_rows] == [True]
 
 
 def test_golds_that_are_words_are_reported_and_invisible_ones_refused(tmp_path, caplog):
     rows = [GOOD, {"problem": "a", "answer": "silent"}, {"problem": "b", "answer": "\u202e34"}]
-    loaded = read_problems(write_jsonl(tmp_path / "set.jsonl", rows))
+    loaded = read(write_jsonl(tmp_path / "set.jsonl", rows))
     assert [p.answer for p in loaded.problems] == ["3", "silent"]
     assert "invisible character" in loaded.bad_rows[0].reason
     assert "1 golds are not mathematical: compared as text" in caplog.text

@@ -19,11 +19,7 @@ from trustclip.train.problems.verify import (
     AnswerReward,
     SoftOverlong,
     Verifier,
-    answer_graded,
     compute_score,
-    format_approximate,
-    format_exact,
-    number_graded,
     pool,
 )
 
@@ -428,44 +424,19 @@ def test_bad_calls_are_refused():
 
 
 def test_trl_reward_takes_text_and_conversations():
-    reward = AnswerReward(style="boxed", column="gold")
+    reward = AnswerReward(style="boxed")
     texts = [r"\boxed{3}", r"\boxed{4}"]
-    columns = {"gold": ["3", "3"], "trainer_state": None, "completion_ids": [[1], [2]]}
+    columns = {"answer": ["3", "3"], "trainer_state": None, "completion_ids": [[1], [2]]}
     assert reward(prompts=["a", "b"], completions=texts, **columns) == [1.0, 0.0]
     conversations = [[{"role": "assistant", "content": text}] for text in texts]
     assert reward(prompts=["a", "b"], completions=conversations, **columns) == [1.0, 0.0]
     assert reward.__name__ == "answer_reward"
-    with pytest.raises(ValueError, match="no column 'gold'"):
-        reward(prompts=["a"], completions=["3"], answer=["3"])
 
 
 def test_verl_score():
     assert compute_score("aime", r"\boxed{34}", "34", extra_info={}, split="train") == 1.0
     assert compute_score("aime", r"\boxed{34}", 35) == 0.0
     assert compute_score("aime", r"\boxed{34}", "34", style="solution") == 0.0
-
-
-WORKED = "work<end_working_out>\n<SOLUTION>{}</SOLUTION>"
-
-
-def test_shaped_rewards_match_the_notebook_without_its_traps():
-    def shaped(text: str, gold: str) -> tuple[float, ...]:
-        columns = {"prompts": [""], "completions": [text]}
-        checks = (answer_graded, number_graded)
-        formats = (format_exact(**columns)[0], format_approximate(**columns)[0])
-        return (*formats, *(check(**columns, answer=[gold])[0] for check in checks))
-
-    assert shaped(WORKED.format("34"), "34") == (3.0, 1.5, 5.0, 3.5)
-    assert shaped(WORKED.format("34") + "<|im_end|>", "34") == (3.0, 1.5, 5.0, 3.5)
-    assert shaped(WORKED.format("x_1 = 34"), "34") == (3.0, 1.5, 5.0, 3.5)
-    assert shaped(WORKED.format("−34"), "34") == (3.0, 1.5, -2.5, -1.5)
-    assert shaped(WORKED.format("37"), "34") == (3.0, 1.5, 2.0, -1.5)
-    assert shaped(WORKED.format("40"), "34") == (3.0, 1.5, 1.5, -1.5)
-    assert shaped(WORKED.format("banana"), "34") == (3.0, 1.5, -4.5, 0.0)
-    assert shaped(WORKED.format("5"), "0") == (3.0, 1.5, -2.5, -1.5)
-    assert shaped(WORKED.format("12") + "<SOLUTION>34</SOLUTION>", "34") == (0.0, -1.5, -2.0, -2.5)
-    assert shaped(WORKED.format("34") + "\nmore", "34") == (0.0, 1.5, 5.0, 3.5)
-    assert shaped("34", "34") == (0.0, -3.0, -2.0, -2.5)
 
 
 def test_soft_overlong_punishment_is_that_of_dapo():

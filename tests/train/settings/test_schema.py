@@ -7,7 +7,8 @@ from extensions.schemas import Kind, schema, text
 from test_recipe_files import GOOD, WRONG
 
 from trustclip.cli.main import main
-from trustclip.train.files import as_mapping, load_recipe, load_yaml
+from trustclip.support.jsonl import plain
+from trustclip.train.files import load_recipe, load_yaml
 from trustclip.train.shipped import FOLDER, MODELINE, command_of, copy_shipped, shipped
 
 KINDS: dict[str, Kind] = {"run": "recipe", "suite": "suite"}
@@ -47,7 +48,7 @@ def test_a_copy_names_no_path_of_this_machine(tmp_path):
 
 
 def test_what_a_run_records_is_valid(valid):
-    valid["recipe"]({"command": "run", **as_mapping(load_recipe(FILES["tiny"]))})
+    valid["recipe"]({"command": "run", **plain(load_recipe(FILES["tiny"]))})
 
 
 #: Wrong for a reason that is in no single value: another value, a file, TRL, or how Python reads

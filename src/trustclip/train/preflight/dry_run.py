@@ -246,7 +246,7 @@ def dry_rl(settings: RLSettings, console: Console) -> int:
 
 def dry_sft(settings: SFTSettings, console: Console) -> int:
     """`trustclip sft ... --dry-run`: number and length of the solutions, updates, an example."""
-    from trustclip.train.sft import format_examples
+    from trustclip.train.sft import format_examples, updates
 
     refuse(settings)
     problems, overlap = training_data(settings, None)
@@ -260,9 +260,7 @@ def dry_sft(settings: SFTSettings, console: Console) -> int:
     ]
     lengths = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) + 1 for text in texts]
     batch = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
-    steps = settings.max_steps
-    if steps < 0:
-        steps = math.ceil(settings.num_train_epochs * math.ceil(len(problems) / batch))
+    steps = updates(settings, len(problems))
     passes = steps * batch / len(problems)
     announce(
         console, f"sft: {settings.model} on {len(problems)} solutions, in {settings.output_dir}"

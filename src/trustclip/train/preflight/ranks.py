@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trustclip.constraints.base import Trait
 from trustclip.train.settings.stages import RLStage
 
 #: Environment variables by which Accelerate records the requested model wrapper.
@@ -87,7 +86,7 @@ def describe(world: World, stage: RLStage) -> Iterator[tuple[str, str]]:
 
 
 def errors(world: World, stage: RLStage) -> Iterator[str]:
-    """Settings that would fail or be ignored, each with the remedy."""
+    """Settings that these ranks would fail with or ignore, each with the remedy."""
     ranks, schedule = len(world.devices), stage.schedule
     if world.asked_ranks > ranks:
         yield (
@@ -103,11 +102,6 @@ def errors(world: World, stage: RLStage) -> Iterator[str]:
     for device, count in Counter(world.devices).items():
         if count > 1 and not device.endswith("cpu"):
             yield f"{count} ranks share {device}: start one process per device."
-    if stage.samples * ranks % stage.num_generations:
-        yield (
-            f"{stage.samples} completions on each of {ranks} ranks are no whole number of groups "
-            f"of num_generations = {stage.num_generations}."
-        )
     passes = schedule.steps_per_generation * schedule.num_iterations
     update = schedule.gradient_accumulation_steps
     if passes % update and update % passes:
@@ -116,7 +110,5 @@ def errors(world: World, stage: RLStage) -> Iterator[str]:
             f"gradient_accumulation_steps = {update}: neither divides the other, so some updates "
             "would mix samples of two policies."
         )
-    if schedule.inert and Trait.ACTS_ON_POLICY not in stage.method.traits:
-        yield schedule.explain_inert(stage.method.name)
     if stage.save_steps and world.wrapper == "FSDP1":
         yield "checkpoints cannot be kept under FSDP1; set fsdp_version to 2, or save_steps to 0."

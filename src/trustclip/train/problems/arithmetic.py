@@ -16,6 +16,8 @@ from trustclip.train.problems.problem import Problem
 Split = Literal["train", "test"]
 #: One problem in this many is held out for testing.
 TEST_EVERY = 8
+#: Share of the primer's solutions that are worked out, and of the others that are right guesses.
+WORKED, GUESSED = 0.25, 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,42 +66,33 @@ class Arithmetic:
         """First `n` distinct held-out problems; otherwise as `train`."""
         return self._draw("test", n)
 
-    def primer(
-        self, n: int, *, worked_share: float = 0.25, guess_accuracy: float = 0.1
-    ) -> list[Problem]:
+    def primer(self, n: int) -> list[Problem]:
         """Training problems whose solutions are mostly terse guesses, wrong on purpose.
 
         A model fine-tuned on them answers mostly at once and mostly wrongly, and sometimes works a
         problem out: reinforcement learning has something to discover. `answer` is the true one,
-        `solution` the text to imitate.
-
-        Args:
-          n: number of problems, at least 1.
-          worked_share: probability in [0, 1] that a solution is worked out.
-          guess_accuracy: probability in [0, 1] that a terse solution is right.
+        `solution` the text to imitate: worked out in a quarter of the problems, and where it is
+        terse, right in a tenth.
 
         Raises:
-          ValueError: if a probability is outside [0, 1], or `train` does not allow `n`.
+          ValueError: `train` does not allow `n`.
 
         Example:
           >>> problem = Arithmetic(operations=1).primer(1)[0]
           >>> problem.problem, problem.solution
           ('3 - 2', '<SOLUTION>2</SOLUTION>')
         """
-        for name, value in (("worked_share", worked_share), ("guess_accuracy", guess_accuracy)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {value}")
         rng = random.Random(f"primer-{self.seed}")
         return [
             problem
-            if rng.random() < worked_share
-            else replace(problem, solution=terse(self._guess(problem, guess_accuracy, rng)))
+            if rng.random() < WORKED
+            else replace(problem, solution=terse(self._guess(problem, rng)))
             for problem in self.train(n)
         ]
 
-    def _guess(self, problem: Problem, accuracy: float, rng: random.Random) -> int:
+    def _guess(self, problem: Problem, rng: random.Random) -> int:
         answer = int(problem.answer)
-        return answer if rng.random() < accuracy else _other(answer, self.largest, rng)
+        return answer if rng.random() < GUESSED else _other(answer, self.largest, rng)
 
     def _draw(self, split: Split, n: int) -> list[Problem]:
         _require_positive(n=n)

@@ -1,6 +1,5 @@
 """Test problems that occur in a training set: an n-gram index, then a close comparison."""
 
-import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,10 +10,8 @@ from itertools import compress
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass as config_dataclass
-
-from trustclip.support.jsonl import write_text
+from trustclip.support.checked import UpToOne, Whole, checked
+from trustclip.support.jsonl import write_json, write_text
 from trustclip.support.marks import Dotted
 from trustclip.train.problems.alike import Tokens, bare, tokenize
 from trustclip.train.problems.problem import Problem
@@ -51,30 +48,9 @@ class Pair:
     copy: bool
 
 
-@dataclass(frozen=True)
-class Report:
-    """Which test problems occur in the training set.
-
-    Args:
-      copies: ids of the test problems of which a copy was found, in test order.
-      near: ids of those of which only a near one was found.
-      clean: ids of the other test problems.
-      pairs: every match; a test problem may have several.
-    """
-
-    copies: list[str]
-    near: list[str]
-    clean: list[str]
-    pairs: list[Pair] = field(repr=False)
-
-    def train_ids(self, *, near: bool) -> set[str]:
-        """Ids of the training problems that are copies, and also of the near ones if asked."""
-        return {pair.train_id for pair in self.pairs if near or pair.copy}
-
-
 def decontaminate(
     train: Sequence[Problem], test: Sequence[Problem], *, threshold: float = 0.7
-) -> Report:
+) -> list[Pair]:
     r"""Find the training problems that are copies of test problems, or near them.
 
     A *copy* has the same text, but for white space and marks of formulas, and the same answer. A
@@ -93,20 +69,17 @@ def decontaminate(
       test: the test problems.
       threshold: least similarity of a near problem, in (0, 1].
 
-    Raises:
-      ValueError: the threshold is out of its range.
+    Returns:
+      Every match; a test problem may have several.
 
     Example:
       >>> train = [Problem("s", "A bag holds 7 red and 9 blue marbles. Find the count.", "16"),
       ...          Problem("t", "What is the largest prime below $30$?", "29")]
       >>> test = [Problem("a", "A bag holds $7$ red and $9$ blue marbles. How many?", "16"),
       ...         Problem("b", "What is the largest prime below 30?", "29")]
-      >>> report = decontaminate(train, test)
-      >>> report.copies, report.near, report.clean
-      (['b'], ['a'], [])
+      >>> [(pair.test_id, pair.train_id, pair.copy) for pair in decontaminate(train, test)]
+      [('a', 's', False), ('b', 't', True)]
     """
-    if not 0 < threshold <= 1:
-        raise ValueError(f"threshold is {threshold}, must be in (0, 1]")
     twins: dict[Tokens, list[Problem]] = {}
     for problem in train:
         twins.setdefault(tokenize(problem.problem), []).append(problem)
@@ -120,11 +93,22 @@ def decontaminate(
             similarity = _similarity(text, distinctive[text], other, distinctive[other])
             if similarity >= threshold:
                 pairs += [_pair(problem, twin, similarity) for twin in twins[other]]
+    return pairs
+
+
+def by_state(pairs: Sequence[Pair], test: Sequence[Problem]) -> dict[str, list[str]]:
+    """Ids of the test problems with ``copies``, of those with ``near`` ones only, and of the rest.
+
+    The rest are ``clean``; each list is in test order.
+    """
     copies = {pair.test_id for pair in pairs if pair.copy}
     near = {pair.test_id for pair in pairs} - copies
     ids = [problem.id for problem in test]
-    parts = [id for id in ids if id in copies], [id for id in ids if id in near]
-    return Report(*parts, [id for id in ids if id not in copies | near], pairs)
+    return {
+        "copies": [id for id in ids if id in copies],
+        "near": [id for id in ids if id in near],
+        "clean": [id for id in ids if id not in copies | near],
+    }
 
 
 def _grams(tokens: Tokens) -> list[Tokens]:
@@ -195,7 +179,7 @@ def _pair(test: Problem, train: Problem, similarity: float) -> Pair:
     return Pair(test.id, train.id, round(similarity, 3), same, copy)
 
 
-@config_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+@checked
 class DecontaminateConfig:
     """Find the test problems that occur in a training set."""
 
@@ -207,13 +191,13 @@ class DecontaminateConfig:
     """JSON report: ids of test problems with copies, with near ones, clean ones; all pairs."""
     write_clean: Path | None = None
     """JSON-lines file for the training problems that are no copies of test problems."""
-    columns: Annotated[dict[str, str], Dotted()] = dataclasses.field(default_factory=dict)
+    columns: Annotated[dict[str, str], Dotted()] = field(default_factory=dict)
     """Columns that hold the parts of a problem, in both sources, as in --columns.problem text."""
     near: bool = False
     """Also leave near problems out of that file: reworded ones, and others of one template."""
-    threshold: Annotated[float, Field(gt=0, le=1)] = 0.7
+    threshold: UpToOne = 0.7
     """Minimum similarity of a near problem."""
-    max_bad_rows: Annotated[int, Field(ge=0)] = 100
+    max_bad_rows: Whole = 100
     """Maximum number of bad rows per source; they go to quarantine.jsonl next to the report."""
 
 
@@ -233,15 +217,16 @@ def run(config: DecontaminateConfig) -> int:
         selection=RowSelection(config.columns),
     )
     train, test = load(config.train, use="train"), load(config.test, use="test")
-    report = decontaminate(train, test, threshold=config.threshold)
+    pairs = decontaminate(train, test, threshold=config.threshold)
+    found = by_state(pairs, test)
     config.out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(config.out, json.dumps(asdict(report), indent=1) + "\n")
+    write_json(config.out, {**found, "pairs": [asdict(pair) for pair in pairs]})
     print(
-        f"{len(report.copies)} of {len(test)} test problems have a copy among {len(train)} "
-        f"training problems, {len(report.near)} more a near one: {config.out}"
+        f"{len(found['copies'])} of {len(test)} test problems have a copy among {len(train)} "
+        f"training problems, {len(found['near'])} more a near one: {config.out}"
     )
     if config.write_clean is not None:
-        left_out = report.train_ids(near=config.near)
+        left_out = {pair.train_id for pair in pairs if config.near or pair.copy}
         clean = [problem for problem in train if problem.id not in left_out]
         rows = (
             {key: value for key, value in asdict(problem).items() if value not in (None, {})}

@@ -237,34 +237,27 @@ def chat_template(style: str | PromptStyle = "solution") -> str:
     )
 
 
-def set_chat_template(
-    tokenizer: Any, style: str | PromptStyle = "solution", *, overwrite: bool = False
-) -> bool:
+def set_chat_template(tokenizer: Any, style: str | PromptStyle = "solution") -> None:
     """Give `tokenizer` the chat template of `style` if it has none, and its thinking.
 
     Whether to think becomes the default of the template itself, so that whatever renders prompts
     by this tokenizer, or by a saved copy of it, renders the same. The tokenizer is changed in
-    place; with ``overwrite`` also one that has a template.
-
-    Returns:
-      Whether the template was set.
+    place.
 
     Raises:
       ValueError: unknown style, a tokenizer without an end-of-sequence token, or a template
         without a switch for thinking.
     """
     chosen = prompt_style(style)
-    template = chat_template(chosen)
-    if getattr(tokenizer, "chat_template", None) and not overwrite:
+    if getattr(tokenizer, "chat_template", None):
         if chosen.thinking is not None:
             tokenizer.chat_template = _thinking(str(tokenizer.chat_template), chosen.thinking)
-        return False
+        return
     if chosen.thinking is not None:
         raise ValueError("`thinking` needs a chat template of the model's own, which it lacks.")
     if not getattr(tokenizer, "eos_token", None):
         raise ValueError("the tokenizer has no eos_token, which the template puts between turns")
-    tokenizer.chat_template = template
-    return True
+    tokenizer.chat_template = chat_template(chosen)
 
 
 #: Jinja before a template: the switch's value where the caller gives none.

@@ -81,20 +81,6 @@ class TooManyBadRows(ValueError):
     """More of a source's rows were bad than allowed."""
 
 
-@dataclass(frozen=True)
-class LoadResult:
-    """The problems loaded from a source, and what was left out.
-
-    Args:
-      problems: the good rows in their order, ids unique.
-      bad_rows: the quarantined rows.
-    """
-
-    problems: list[Problem]
-    bad_rows: list[BadRow]
-    duplicates: int
-
-
 def load_problems(
     source: str,
     *,
@@ -104,7 +90,9 @@ def load_problems(
     quarantine: Path | None = None,
     selection: RowSelection = RowSelection(),
 ) -> list[Problem]:
-    """Problems of a file, a known benchmark or a hub data set: ``read_problems(...).problems``.
+    """Problems of a file, a known benchmark or a hub data set.
+
+    The whole source is read whatever ``limit`` is, so that the same rows are bad.
 
     Args:
       source: a path ending in .jsonl, .json, .csv or .parquet, also with .gz behind it; a folder
@@ -128,10 +116,29 @@ def load_problems(
       TooManyBadRows: more than ``max_bad_rows`` rows are bad.
       ValueError: no such source, split or column, an unreadable file, or not one good row.
     """
-    bounds = {"limit": limit, "max_bad_rows": max_bad_rows}
-    return read_problems(
-        source, use=use, quarantine=quarantine, selection=selection, **bounds
-    ).problems
+    file, stem, rules, rows = open_source(source, use)
+    rules = replace(rules, fields=map_columns(rules.fields, selection.columns))
+    collector = _Collector(file, stem, rules, max_bad_rows, selection)
+    try:
+        for line, row, text in rows:
+            collector.add(line, row, text)
+    except TooManyBadRows:
+        collector.check_columns()
+        raise
+    finally:
+        if quarantine is not None and collector.bad_rows:
+            _write_quarantine(quarantine, collector.bad_rows)
+    collector.check_columns()
+    problems = list(collector.problems.values())[:limit]
+    bad_rows, duplicates = collector.bad_rows, collector.duplicates
+    if not problems:
+        raise ValueError(f"{file}: no usable problem; {_first_reasons(bad_rows)}")
+    if bad_rows or duplicates:
+        text = "%s: left out %d bad rows and %d identical repeats"
+        _logger.warning(text, file, len(bad_rows), duplicates)
+    if text_golds := sum(plain_text(problem.answer) is not None for problem in problems):
+        _logger.warning("%s: %d golds are not mathematical: compared as text", file, text_golds)
+    return problems
 
 
 def load_task(
@@ -160,48 +167,6 @@ def load_task(
         quarantine=quarantine,
         selection=RowSelection() if max_bad_rows == 0 else selection,
     )
-
-
-def read_problems(
-    source: str,
-    *,
-    use: Use = "train",
-    limit: int | None = None,
-    max_bad_rows: int = 100,
-    quarantine: Path | None = None,
-    selection: RowSelection = RowSelection(),
-) -> LoadResult:
-    """Problems of a source with what was left out; arguments and errors as `load_problems`.
-
-    The whole source is read whatever ``limit`` is, so that the same rows are bad.
-    """
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit is {limit}, must be at least 1")
-    if max_bad_rows < 0:
-        raise ValueError(f"max_bad_rows is {max_bad_rows}, must be at least 0")
-    file, stem, rules, rows = open_source(source, use)
-    rules = replace(rules, fields=map_columns(rules.fields, selection.columns))
-    collector = _Collector(file, stem, rules, max_bad_rows, selection)
-    try:
-        for line, row, text in rows:
-            collector.add(line, row, text)
-    except TooManyBadRows:
-        collector.check_columns()
-        raise
-    finally:
-        if quarantine is not None and collector.bad_rows:
-            _write_quarantine(quarantine, collector.bad_rows)
-    collector.check_columns()
-    problems = list(collector.problems.values())[:limit]
-    bad_rows, duplicates = collector.bad_rows, collector.duplicates
-    if not problems:
-        raise ValueError(f"{file}: no usable problem; {_first_reasons(bad_rows)}")
-    if bad_rows or duplicates:
-        text = "%s: left out %d bad rows and %d identical repeats"
-        _logger.warning(text, file, len(bad_rows), duplicates)
-    if text_golds := sum(plain_text(problem.answer) is not None for problem in problems):
-        _logger.warning("%s: %d golds are not mathematical: compared as text", file, text_golds)
-    return LoadResult(problems, bad_rows, duplicates)
 
 
 def _number_rows(rows: Iterable[Any]) -> Rows:

@@ -14,11 +14,11 @@ from trustclip.constraints.base import Method
 from trustclip.logs.identity import Marks, essential, flat
 from trustclip.logs.reader import in_words, setting_of
 from trustclip.support.consent import consent
-from trustclip.support.jsonl import read_mapping
+from trustclip.support.jsonl import plain, read_mapping
 from trustclip.support.names import unknown
 from trustclip.support.secrets import redact
 from trustclip.support.settings import Complaint, Rules, Source, refuse, validated
-from trustclip.train.files import as_mapping, load_yaml, read_recipe
+from trustclip.train.files import load_yaml, read_recipe
 from trustclip.train.problems.sources import task_file
 from trustclip.train.settings.stages import NOTHING, Recipe, SFTSettings
 from trustclip.train.shipped import locate
@@ -208,7 +208,7 @@ def _sft(settings: SuiteSettings, recipe: Recipe, seed: int) -> Job | None:
     chosen = seed if chosen == "run" else int(chosen)
     own = {"model": recipe.model, "seed": chosen, "dtype": recipe.dtype}
     own |= {"changed_inputs": recipe.changed_inputs}
-    content = {**own, **as_mapping(recipe)["sft"]}
+    content = {**own, **plain(recipe)["sft"]}
     content["exclude"] = _tests_of(recipe, recipe.sft.exclude)
     path = settings.output_dir / f"sft-{digest(content, SFTSettings)}"
     return Job(path, content | {"output_dir": str(path)}, "sft", recipe.model, chosen)
@@ -227,8 +227,8 @@ def _tests_of(recipe: Recipe, exclude: str) -> str:
 
 def _secrets(path: Path, recipe: Recipe) -> Iterator[Complaint]:
     """The complaint about a secret, which every run's recipe would have to hold."""
-    values = flat(as_mapping(recipe))
-    public = flat(redact(as_mapping(recipe)))
+    values = flat(plain(recipe))
+    public = flat(redact(plain(recipe)))
     for key in values:
         if values[key] != public[key]:
             text = f"`{key}` holds a secret, and a suite writes down the settings of its runs: "
@@ -243,7 +243,7 @@ def _run(
     sft: Job | None,
 ) -> Job:
     label, swept = entry
-    content = as_mapping(recipe) | {"seed": seed}
+    content = plain(recipe) | {"seed": seed}
     start = {} if sft is None else {"sft_seed": sft.seed}
     name = f"{label}{suffix(swept)}-seed{seed}-{digest(content | start)}"
     path = settings.output_dir / name

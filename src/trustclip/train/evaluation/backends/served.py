@@ -75,7 +75,17 @@ class Served:
         return [flat[i : i + n] for i in range(0, len(flat), n)]
 
     def _complete(self, prompt: Conversation, seed: int) -> Completion:
-        body = ask(self._url, self._request(prompt, seed))
+        request = {
+            "model": self._model,
+            "messages": prompt,
+            "temperature": self._sampling.temperature,
+            "top_p": self._sampling.top_p,
+            "max_tokens": self._sampling.max_tokens,
+            "n": 1,
+            "seed": seed,
+            **self._extra,
+        }
+        body = ask(self._url, request)
         try:
             reply = json.loads(body)
             choice = reply["choices"][0]
@@ -88,43 +98,3 @@ class Served:
             raise ValueError(
                 f"{self._public_url} returned no chat completion: {start_of(body)}"
             ) from error
-
-    def _request(self, prompt: Conversation, seed: int) -> dict[str, Any]:
-        return {
-            "model": self._model,
-            "messages": prompt,
-            "temperature": self._sampling.temperature,
-            "top_p": self._sampling.top_p,
-            "max_tokens": self._sampling.max_tokens,
-            "n": 1,
-            "seed": seed,
-            **self._extra,
-        }
-
-    def measured(self, prompt: Conversation, seed: int) -> list[tuple[int, float]]:
-        """Token ids of one completion, with the server's log-probabilities of them, nats.
-
-        Sampled from the whole vocabulary. vLLM and llama.cpp name the ids; other servers may not.
-
-        Raises:
-          ValueError: the server refused, could not be reached, or names no ids.
-        """
-        request = self._request(prompt, seed) | {
-            **{"logprobs": True, "top_logprobs": 1},  # llama.cpp has none at 0
-            **{"top_k": 0, "min_p": 0.0},  # vLLM takes the model's own where none is given
-            "return_tokens_as_token_ids": True,  # vLLM
-        }
-        body = ask(self._url, request)
-        try:
-            tokens = json.loads(body)["choices"][0]["logprobs"]["content"]
-            return [(_id(token), float(token["logprob"])) for token in tokens]
-        except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(
-                f"{self._public_url} returned no token ids with log-probabilities, as vLLM's and "
-                f"llama.cpp's do: {start_of(body)}"
-            ) from error
-
-
-def _id(token: dict[str, Any]) -> int:
-    """The id of a token: llama.cpp's field, or vLLM's text ``token_id:7``."""
-    return token["id"] if "id" in token else int(token["token"].removeprefix("token_id:"))

@@ -9,9 +9,5 @@ from trustclip.train.problems.verify.extraction import extract_answer as extract
 from trustclip.train.problems.verify.functions import AnswerReward as AnswerReward
 from trustclip.train.problems.verify.functions import FormatReward as FormatReward
 from trustclip.train.problems.verify.functions import SoftOverlong as SoftOverlong
-from trustclip.train.problems.verify.functions import answer_graded as answer_graded
 from trustclip.train.problems.verify.functions import compute_score as compute_score
-from trustclip.train.problems.verify.functions import format_approximate as format_approximate
-from trustclip.train.problems.verify.functions import format_exact as format_exact
-from trustclip.train.problems.verify.functions import number_graded as number_graded
 from trustclip.train.problems.verify.verifier import Verifier as Verifier

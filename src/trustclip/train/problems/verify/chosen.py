@@ -1,17 +1,8 @@
-r"""The rewards that a training chooses: built-in ones by name, and the user's own functions.
+"""The rewards that a training chooses: built-in ones by name, and the user's own functions.
 
-A user's reward is called as TRL calls one, with keyword arguments only:
-
-- ``prompts`` and ``completions``: a conversation for each completion; a completion is a list of
-  messages, ``[{"role": "assistant", "content": "..."}]``;
-- ``texts``: the same completions as plain text, which TRL does not give;
-- ``completion_ids``: the tokens of each;
-- ``answer``, ``id`` and every other column of the data, a value for each completion;
-- ``trainer_state``, ``log_metric`` and ``log_extra`` of TRL.
-
-It may name only those that it needs. It returns one number for each completion, in order, or None
-where it does not apply; the total is the weighted sum over the rewards that apply. It may be
-``async``, or a class, which is then instantiated once with the arguments of the setting.
+A user's reward is called as TRL calls one, with the keyword arguments that it names, plus
+``texts``: ``docs/bring-your-own.md`` has them all. It returns one number for each completion, in
+order, or None where it does not apply.
 """
 
 import functools
@@ -30,36 +21,23 @@ from trustclip.train.problems.verify.functions import (
     AnswerReward,
     FormatReward,
     SoftOverlong,
-    answer_graded,
-    format_approximate,
-    format_exact,
-    number_graded,
     text_of,
 )
 
 #: Name of the binary answer reward, which can be noisy.
 CORRECT = "correct"
-#: Built-in rewards: classes, which take arguments, and functions.
-BUILT_IN: Mapping[str, Any] = {
+#: Built-in rewards, which take arguments.
+BUILT_IN: Mapping[str, type] = {
     CORRECT: AnswerReward,
     "format": FormatReward,
     "soft_overlong": SoftOverlong,
-    "format_exact": format_exact,
-    "format_approximate": format_approximate,
-    "answer_graded": answer_graded,
-    "number_graded": number_graded,
 }
-#: The public notebook's rewards. The binary one is computed and recorded, with no weight.
-NOTEBOOK = "notebook"
-_NOTEBOOK = ("format_exact", "format_approximate", "answer_graded", "number_graded")
 
 #: Arguments that every reward gets; no column of the data may have such a name.
 ARGUMENTS = ("prompts", "completions", "texts", "completion_ids")
 _OF_TRL = ("trainer_state", "log_metric", "log_extra", "environments")
 RESERVED = (*ARGUMENTS, *_OF_TRL, "prompt", "completion")
 
-#: Arguments of built-in rewards that a setting cannot hold.
-_INNER = ("verifier", "column")
 _OWN_KEYS = ("name", "weight", "label")
 _LABEL = re.compile(r"[\w.-]+")
 
@@ -92,7 +70,7 @@ class RewardSpec:
     @property
     def reads_answer(self) -> bool:
         """Whether it is built in and reads the gold answer: a problem without one is useless."""
-        return self.name in (CORRECT, "answer_graded", "number_graded")
+        return self.name == CORRECT
 
 
 def read_rewards(setting: Any) -> tuple[RewardSpec, ...]:
@@ -114,7 +92,7 @@ def read_rewards(setting: Any) -> tuple[RewardSpec, ...]:
     items = setting if isinstance(setting, list | tuple) else [setting]
     if not items:
         raise ValueError("a list of rewards needs at least one.")
-    specs = tuple(spec for item in items for spec in _read(item))
+    specs = tuple(map(_read, items))
     labels = [spec.label for spec in specs]
     if repeated := [label for label in labels if labels.count(label) > 1]:
         raise ValueError(
@@ -130,8 +108,6 @@ def canonical(setting: Any) -> Any:
       >>> canonical([{"name": "correct", "weight": 1}]), canonical({"name": "format", "weight": 2})
       ('correct', [{'name': 'format', 'weight': 2.0}])
     """
-    if setting == NOTEBOOK:
-        return setting
     specs = read_rewards(setting)
     plain = [
         {
@@ -147,14 +123,14 @@ def canonical(setting: Any) -> Any:
     return plain
 
 
-def _read(item: Any) -> Iterable[RewardSpec]:
+def _read(item: Any) -> RewardSpec:
     item = {"name": item} if isinstance(item, str) else item
     if not isinstance(item, Mapping) or not isinstance(item.get("name"), str):
         raise ValueError(f"a reward is its name or a mapping with a `name`, got {item!r}.")
     name, weight = item["name"], item.get("weight", 1.0)
-    if name != NOTEBOOK and name not in BUILT_IN and not names_code(name):
+    if name not in BUILT_IN and not names_code(name):
         own = " Or one of your own: file.py:function or package.module:function."
-        raise ValueError(unknown("reward", name, [*BUILT_IN, NOTEBOOK]) + own)
+        raise ValueError(unknown("reward", name, BUILT_IN) + own)
     number = isinstance(weight, int | float) and not isinstance(weight, bool)
     if not (number and math.isfinite(weight)):
         raise ValueError(
@@ -164,12 +140,7 @@ def _read(item: Any) -> Iterable[RewardSpec]:
     if not isinstance(label, str) or not _LABEL.fullmatch(label):
         raise ValueError(f"`label` of the reward {name!r} must be one word, got {label!r}.")
     arguments = {str(key): value for key, value in item.items() if key not in _OWN_KEYS}
-    if name != NOTEBOOK:
-        return [RewardSpec(name, float(weight), label, arguments)]
-    if arguments or "label" in item:
-        raise ValueError(f"the reward {NOTEBOOK!r} takes a `weight` only, got {dict(item)!r}.")
-    shaped = [RewardSpec(one, float(weight), one) for one in _NOTEBOOK]
-    return [RewardSpec("correct", 0.0, "correct"), *shaped]
+    return RewardSpec(name, float(weight), label, arguments)
 
 
 def _usual_label(name: str) -> str:
@@ -199,7 +170,7 @@ def resolve(spec: RewardSpec) -> tuple[Any, Mapping[str, inspect.Parameter]]:
     function = import_object(spec.name, "reward") if spec.own else BUILT_IN[spec.name]
     if not callable(function):
         raise ValueError(f"the reward {spec.name!r} is not a function, but {function!r:.80}.")
-    params = {k: p for k, p in _parameters(function).items() if spec.own or k not in _INNER}
+    params = _parameters(function)
     is_class = isinstance(function, type)
     takes_any = is_class and any(p.kind is p.VAR_KEYWORD for p in params.values())
     allowed = [
@@ -218,7 +189,7 @@ def required_columns(spec: RewardSpec) -> list[str]:
     """Columns of the data that a reward names in its signature, without a default.
 
     Example:
-      >>> required_columns(RewardSpec("number_graded"))
+      >>> required_columns(RewardSpec("correct"))
       ['answer']
     """
     function, _ = resolve(spec)
@@ -242,7 +213,7 @@ def _wrap(function: Any, spec: RewardSpec) -> "Reward":
 class Reward:
     """A reward function whose result is checked, and whose failure is one sentence.
 
-    Its signature is the one in this module's docstring; TRL logs it under the label.
+    TRL calls it with keyword arguments, and logs it under the label.
     """
 
     def __init__(self, function: Callable[..., Any], label: str, name: str) -> None:

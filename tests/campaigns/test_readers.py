@@ -45,7 +45,7 @@ def test_small_files_of_much_are_refused_before_they_are_read(suite, tmp_path, c
     path = tmp_path / "tokens.parquet"
     pq.write_table(pa.table({"logp": zeros, "advantage": zeros}), path, compression="zstd")
     assert path.stat().st_size < 2000
-    text = "a row group holds 34,000,000 values, and may hold 32,000,000"
+    text = "a row group holds 34,000,000 values in lists, and may hold 32,000,000"
     assert text in said(["tokens", str(path)], capsys)
     for name, change, text in (
         ("summary.json", lambda p: os.truncate(p, 3 << 30), "may have 67,108,864"),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-#: Values and texts in a row group, over the columns that are read.
+#: Values in lists, and different texts, in a row group, over the columns that are read.
 MOST_VALUES, MOST_TEXTS = 32_000_000, 4_000_000
 #: Bytes of a row group, unpacked, and of a row, written out.
 MOST_BYTES = 256 << 20
@@ -22,93 +22,126 @@ MOST_BYTES = 256 << 20
 MOST_KEPT = 512 << 20
 #: Rows that are unpacked at once.
 ROWS = 64
+#: Bytes of such rows, written out, above which they are written out one by one.
+MOST_AT_ONCE = 16 << 20
 
 
 def columns(path: Path) -> list[str]:
     """Names of the columns of a file."""
-    with _file(path) as file:
+    with _opened(path) as file:
         return file.schema_arrow.names
 
 
 def metadata(path: Path) -> Mapping[bytes, bytes]:
     """What the writer of a file has added to its schema; empty where it is no Parquet."""
     try:
-        with _file(path) as file:
+        with _opened(path) as file:
             return file.schema_arrow.metadata or {}
     except ValueError:
         return {}
 
 
 def rows(
-    path: Path, wanted: Sequence[str] | None = None, *, kept: bool = False
+    path: Path,
+    wanted: Sequence[str] | None = None,
+    *,
+    kept: bool = False,
+    most_bytes: int = MOST_BYTES,
 ) -> Iterator[dict[str, Any]]:
-    """Rows of a file, of the wanted columns or of all; ``kept``: the caller will keep them.
+    """Rows of a file, of the wanted columns or of all.
+
+    Args:
+      path: the file.
+      wanted: columns to read.
+      kept: whether the caller keeps all rows, which then may take `MOST_KEPT`.
+      most_bytes: what a row group may take, unpacked.
 
     Raises:
       ValueError: it is no Parquet, or holds more than the bounds of this module allow.
     """
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    with _file(path, texts := _texts(path)) as file:
+    with _opened(path) as file:
         names = file.schema_arrow.names if wanted is None else [*wanted]
-        _check(path, file.metadata, set(names), texts)
-        try:
-            total = 0
-            for batch in file.iter_batches(batch_size=ROWS, columns=names):
-                for row in (batch.slice(number, 1) for number in range(len(batch))):
-                    size = sum(map(_memory, row.columns))
-                    total += size if kept else 0
-                    if size > MOST_BYTES or total > MOST_KEPT:
-                        most = MOST_BYTES if size > MOST_BYTES else MOST_KEPT
-                        what = "one row takes" if size > MOST_BYTES else "its rows take"
-                        raise ValueError(
-                            f"{path}: {what} more than {most >> 20} MiB, the most that is read."
-                        )
-                    yield row.to_pylist()[0]
-        except (pa.ArrowException, MemoryError, OSError) as error:
-            raise ValueError(f"{path} cannot be read as Parquet: {_reason(error)}.") from error
+        texts = _checked(path, file, {*names}, most_bytes)
+        # As places in a dictionary, equal texts take no memory.
+        again = pq.ParquetFile(opened(path), metadata=file.metadata, read_dictionary=texts)
+    total = 0
+    try:
+        batches = again.iter_batches(batch_size=ROWS, columns=names)
+        for part, size in (part for batch in batches for part in _parts(batch)):
+            total += size if kept else 0
+            if size > MOST_BYTES or total > MOST_KEPT:
+                most = MOST_BYTES if size > MOST_BYTES else MOST_KEPT
+                what = "one row takes" if size > MOST_BYTES else "its rows take"
+                raise ValueError(
+                    f"{path}: {what} more than {most >> 20} MiB, the most that is read."
+                )
+            yield from _written_out(path, part)
+    except (pa.ArrowException, MemoryError, OSError) as error:
+        raise _unreadable(path, error) from error
 
 
-def _file(path: Path, texts: Sequence[str] = ()) -> "pq.ParquetFile":
+def _parts(batch: "pa.RecordBatch") -> Iterator[tuple["pa.RecordBatch", int]]:
+    """A batch as a whole where it is small, or else its rows; each with its bytes, written out."""
+    size = sum(map(_memory, batch.columns))
+    if size <= MOST_AT_ONCE:
+        yield batch, size
+        return
+    for row in (batch.slice(number, 1) for number in range(len(batch))):
+        yield row, sum(map(_memory, row.columns))
+
+
+def _written_out(path: Path, batch: "pa.RecordBatch") -> list[dict[str, Any]]:
+    """Rows of a batch as mappings; a text may be no UTF-8, and a date beyond those of Python."""
+    try:
+        return batch.to_pylist()
+    except (ValueError, OverflowError, LookupError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _opened(path: Path) -> "pq.ParquetFile":
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        # As places in a dictionary, equal texts take no memory.
-        return pq.ParquetFile(opened(path), read_dictionary=[*texts])
+        return pq.ParquetFile(opened(path))
     except (pa.ArrowException, MemoryError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise ValueError(f"{path} cannot be read as Parquet: {_reason(error)}.") from error
+        raise _unreadable(path, error) from error
 
 
-def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split()).rstrip(".")[:200] or type(error).__name__
+def _unreadable(path: Path, error: BaseException) -> ValueError:
+    reason = " ".join(str(error).split()).rstrip(".")[:200] or type(error).__name__
+    return ValueError(f"{path} cannot be read as Parquet: {reason}.")
 
 
-def _chunks(file: "pq.FileMetaData") -> Iterator[list[Any]]:
-    for number in range(file.num_row_groups):
-        group = file.row_group(number)
-        yield [group.column(column) for column in range(group.num_columns)]
+def _checked(path: Path, file: "pq.ParquetFile", names: set[str], most_bytes: int) -> list[str]:
+    """Paths of the columns of text, of a file whose row groups are within bounds.
 
-
-def _texts(path: Path) -> list[str]:
-    """Paths of the columns of text."""
-    with _file(path) as file:
-        chunks = [chunk for group in _chunks(file.metadata) for chunk in group]
-    texts = (chunk.path_in_schema for chunk in chunks if chunk.physical_type == "BYTE_ARRAY")
-    return [*dict.fromkeys(texts)]
-
-
-def _check(path: Path, file: "pq.FileMetaData", names: set[str], texts: Sequence[str]) -> None:
-    """Refuse a row group of too many values, from what the file says of itself."""
-    for group in _chunks(file):
-        read = [chunk for chunk in group if chunk.path_in_schema.split(".")[0] in names]
-        written = [chunk.num_values for chunk in read if chunk.path_in_schema in texts]
+    What a row group holds is taken from what the file says of itself.
+    """
+    leaves = [file.schema.column(number) for number in range(len(file.schema))]
+    # A row holds one value of each other column.
+    lists = {leaf.path for leaf in leaves if leaf.max_repetition_level}
+    texts = {leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"}
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        chunks = [group.column(column) for column in range(group.num_columns)]
+        read = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in names]
+        # Different texts take a byte each, or more.
+        different = [
+            min(chunk.num_values, chunk.total_uncompressed_size)
+            for chunk in read
+            if chunk.path_in_schema in texts
+        ]
+        values = [chunk.num_values for chunk in read if chunk.path_in_schema in lists]
         found = {
-            "values": (sum(chunk.num_values for chunk in read), MOST_VALUES),
-            "texts": (sum(written), MOST_TEXTS),
-            "bytes": (sum(chunk.total_uncompressed_size for chunk in read), MOST_BYTES),
+            "values in lists": (sum(values), MOST_VALUES),
+            "texts": (sum(different), MOST_TEXTS),
+            "bytes": (sum(chunk.total_uncompressed_size for chunk in read), most_bytes),
         }
         for what, (count, most) in found.items():
             if count > most:
@@ -116,6 +149,7 @@ def _check(path: Path, file: "pq.FileMetaData", names: set[str], texts: Sequence
                     f"{path}: a row group holds {count:,} {what}, and may hold {most:,}; write "
                     "smaller row groups."
                 )
+    return sorted(texts)
 
 
 def _memory(array: "pa.Array") -> int:
@@ -126,8 +160,9 @@ def _memory(array: "pa.Array") -> int:
     pc: Any = pyarrow.compute  # its functions are made when it is imported
     kind, count = array.type, len(array)
     if pa.types.is_dictionary(kind):
-        lengths = pc.binary_length(array.dictionary).take(array.indices)
-        return 56 * count + (pc.sum(lengths).as_py() or 0)
+        texts = pc.value_counts(array.indices.drop_null())
+        lengths = pc.binary_length(array.dictionary.take(texts.field("values")))
+        return 56 * count + (pc.sum(pc.multiply(lengths, texts.field("counts"))).as_py() or 0)
     if pa.types.is_nested(kind):
         if pa.types.is_map(kind):
             start, end = array.offsets[0].as_py(), array.offsets[-1].as_py()

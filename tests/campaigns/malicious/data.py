@@ -102,9 +102,20 @@ def data_set_whose_rows_control_the_terminal(folder):
             "--output-dir", str(folder / "run")]  # fmt: skip
 
 
-@artefact(2, "not a readable parquet file")
+@artefact(2, "cannot be read as Parquet")
 def parquet_that_is_none(folder):
     (folder / "data.parquet").write_bytes(b"PAR1" + b"\xff" * 64 + b"PAR1")
+    return ["sft", "--model", "tiny", "--dataset", str(folder / "data.parquet"),
+            "--output-dir", str(folder / "run")]  # fmt: skip
+
+
+@artefact(2, "a row group holds 34,000,000 values in lists, and may hold 32,000,000")
+def parquet_of_two_kilobytes_that_takes_gigabytes(folder):
+    numbers = pyarrow.nulls(34_000_000, pyarrow.int8())
+    row = {"problem": ["1+1"], "answer": ["2"],
+           "numbers": pyarrow.ListArray.from_arrays([0, len(numbers)], numbers)}  # fmt: skip
+    pyarrow.parquet.write_table(pyarrow.table(row), folder / "data.parquet")
+    assert (folder / "data.parquet").stat().st_size < 2500
     return ["sft", "--model", "tiny", "--dataset", str(folder / "data.parquet"),
             "--output-dir", str(folder / "run")]  # fmt: skip
 

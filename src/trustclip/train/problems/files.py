@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trustclip.support import reading
+from trustclip.support import parquet, reading
 from trustclip.support.names import nearest
 from trustclip.train.problems.rows import RowError
 
@@ -187,13 +187,5 @@ def _csv_rows(path: Path) -> Rows:
 
 
 def _parquet_rows(path: Path) -> Rows:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ValueError("parquet needs pyarrow: pip install 'trustclip[train]'") from error
-    number = count(1)
-    try:
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=1024):
-            yield from ((next(number), row, "") for row in batch.to_pylist())
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not a readable parquet file: {error}") from error
+    read = parquet.rows(path, most_bytes=MAX_ARRAY_BYTES)
+    yield from ((number, row, "") for number, row in enumerate(read, start=1))

@@ -70,17 +70,19 @@ class Report:
     reaches: float | None = None
     """Also report how many updates it takes to score this, a share of 1 such as 0.9; a suite
     file may set it as well."""
-    serve: bool = False
-    """Instead of writing files, show the page to this machine's browser and follow the runs
-    while they train, until Ctrl-C."""
+    follow: bool = False
+    """Write the page alone, again and again while the runs train, until Ctrl-C; in a browser it
+    loads itself every 30 seconds."""
 
 
 @reads(Report)
 def report(options: Report) -> int:
-    if options.serve:
-        from trustclip.report.live import serve
+    if options.follow:
+        from trustclip.report.live import follow
 
-        serve(options.runs, lambda url: say(f"{url}  (Ctrl-C to stop)", flush=True))
+        follow(
+            options.runs, options.output_dir, lambda p: say(f"{p}  (Ctrl-C to stop)", flush=True)
+        )
         return 0
     from trustclip.report.build import build
 

@@ -1,46 +1,13 @@
-"""The Rosetta table as text: rows for a terminal, and the page ``docs/rosetta.md``."""
+"""The Rosetta table as text."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from trustclip.constraints.rosetta import ENGINES, Engine, Row, Spec
-from trustclip.support.text import markdown_table
+from trustclip.constraints.rosetta import Engine, Row, Spec
 
 HEADER = ("loss", "method", "aggregation", "set in the engine", "remark")
 
 CHECKED = {"package": "compared with the installed package", "formula": "compared with its formula"}
-
-_INTRODUCTION = """\
-# What each engine computes, as a method
-
-One row per loss of a training engine, with the engine's defaults: the method that has the same
-gradient in every token's log-probability. The first row of an engine is its default.
-
-```python
-import trustclip as tc
-
-tc.preset("prime-rl")         # the default of prime-rl
-tc.preset("verl", "gspo")     # another loss by its name there
-tc.presets()                  # all of them
-```
-
-`trustclip methods --engines` prints the tables in a terminal. Every row is tested on one fixed set
-of tokens against the installed package, or against its published formula, written a second time in
-`tests/support/engine_formulas.py`. The heading of each table says which, with the release or the
-date of the source; engines change their defaults.
-
-*Three policies.* An engine measures a token's ratio either from the proximal policy, whose
-log-probabilities it recomputes before the update, or from the policy that sampled: `anchored(...)`,
-or `anchor=rollout`.
-
-*Aggregation* is what an engine does with the tokens' losses by default; it is no part of the
-method (`trustclip.policy_loss`).
-
-*Penalties.* `+ penalty(k2, 0.002)` is added to the objective of every token (`trustclip bounds
-penalty`). PPO's adaptive penalty is `ppo_penalty`, KL-Cov's is `kl_cov`, and Kimi k1.5's loss
-is `reinforce + penalty(k2, tau, anchor=rollout, level=sequence)`. A KL penalty towards a frozen
-reference model bounds no update; every trainer adds its own.
-"""
 
 
 def cells(row: Row) -> tuple[str, str, str, str, str]:
@@ -53,24 +20,11 @@ def title(engine: Engine) -> str:
     """Heading of an engine's table.
 
     Example:
+      >>> from trustclip.constraints.rosetta import ENGINES
       >>> title(ENGINES["trl"])
       'TRL, 1.16.0 (compared with the installed package)'
     """
     return f"{engine.title}, {engine.read} ({CHECKED[engine.checked]})"
-
-
-def page() -> str:
-    """The page in Markdown: an introduction, and a table for each engine."""
-    parts = [_INTRODUCTION]
-    for name, engine in ENGINES.items():
-        parts += [f"## {title(engine)}\n", f'`tc.preset("{name}")`\n']
-        rows = [cells(row) for row in engine.rows]
-        parts += [markdown_table(HEADER, [(*map(_code, code), note) for *code, note in rows]), ""]
-    return "\n".join(parts) + "\n"
-
-
-def _code(text: str) -> str:
-    return f"`{text}`" if text and text != "-" else text
 
 
 def spelled(spec: Spec) -> str:

@@ -1,6 +1,6 @@
 """The weight of a method's gradient over the ratio, as numbers and as a curve."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -63,41 +63,6 @@ def _of_sign(chosen: Method, ratios: Tensor, probabilities: Sequence[float], a: 
 _JUMP, _PARTS = 0.06, 32
 
 
-def jumps(
-    chosen: Method, ratios: Tensor, probabilities: Sequence[float], weight: Tensor
-) -> Iterator[tuple[int, int, tuple[float, float], tuple[float, float]]]:
-    """Places between neighbouring ratios where the weight jumps, as at the edge of a gate.
-
-    Yields:
-      (row of A = 1 or A = -1, row of the old probability, ratios just before and just after, the
-      weights there): by ratio, within each pair of rows.
-
-    Example:
-      >>> import trustclip as tc
-      >>> ratios = torch.tensor([1.01, 1.11, 1.21, 1.31], dtype=torch.float64)
-      >>> clip = tc.method("clip")
-      >>> ((sign, p, (low, high), (before, after)),) = jumps(
-      ...     clip, ratios, (0.3,), weights(clip, ratios, (0.3,)))
-      >>> sign, p, low <= 1.2 <= high, high - low < 0.004, round(before, 2), after
-      (0, 0, True, True, 1.2, 0.0)
-    """
-    steep = weight.diff(dim=-1).abs() > _JUMP  # [2, probabilities, ratios - 1]
-    where = steep.flatten(0, 1).any(0).nonzero().flatten()
-    if not len(where):
-        return
-    start, width = ratios[where, None], (ratios[where + 1] - ratios[where])[:, None]
-    inside = start + width * torch.linspace(0, 1, _PARTS + 1, dtype=ratios.dtype)
-    fine = weights(chosen, inside.flatten(), probabilities).unflatten(-1, inside.shape)
-    steps = fine.diff(dim=-1)  # [2, probabilities, places, parts]
-    size, at = steps.abs().max(-1)
-    whole = (fine[..., -1] - fine[..., 0]).abs()
-    for sign, p, place in (steep[..., where] & (size > whole / 2)).nonzero().tolist():
-        k = int(at[sign, p, place])
-        between = inside[place, k : k + 2].tolist()
-        low, high = fine[sign, p, place, k : k + 2].tolist()
-        yield sign, p, (between[0], between[1]), (low, high)
-
-
 def curve(
     chosen: Method, points: int = 401, p_old: float = P_OLD
 ) -> tuple[list[float], list[float], list[float]]:
@@ -113,9 +78,14 @@ def curve(
       [1.3, 0.0, 1.3]
     """
     even = torch.linspace(0, 3.4, points, dtype=torch.float64).clamp(min=1e-3)
-    edges = jumps(chosen, even, (p_old,), weights(chosen, even, (p_old,)))
-    around = {ratio for _, _, both, _ in edges for ratio in both}
-    ratios = torch.cat([even, torch.tensor([*around], dtype=torch.float64)]).unique()
+    steep = (weights(chosen, even, (p_old,)).diff().abs() > _JUMP).flatten(0, 1).any(0)
+    width = even.diff()[steep, None] * torch.linspace(0, 1, _PARTS + 1, dtype=even.dtype)
+    inside = even[:-1][steep, None] + width  # [steep places, parts + 1]
+    fine = weights(chosen, inside.flatten(), (p_old,)).unflatten(-1, inside.shape)[:, 0]
+    size, at = fine.diff().abs().max(-1)  # [2, steep places]
+    jumps = size > (fine[..., -1] - fine[..., 0]).abs() / 2
+    place, part = jumps.nonzero()[:, 1], at[jumps]
+    ratios = torch.cat([even, inside[place, part], inside[place, part + 1]]).unique()
     positive, negative = (
         [round(c, 12) for c in row.tolist()] for row in weights(chosen, ratios, (p_old,))[:, 0]
     )

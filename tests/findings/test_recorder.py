@@ -1,7 +1,6 @@
 """A training of Python has a run directory that the commands read like those of recipes."""
 
 import json
-import math
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import trustclip as tc
 from trustclip.logs.given import answer_rows
 from trustclip.logs.reader import read_run
 from trustclip.logs.samples import shards
-from trustclip.logs.writing.completions import problem_of, text_of
+from trustclip.logs.writing.completions import problem_of
 from trustclip.support.jsonl import read_jsonl
 
 
@@ -127,17 +126,6 @@ def test_the_commands_read_it(recorded, name, capsys):
     assert "cut by this run" in capsys.readouterr().out
 
 
-def test_two_are_compared_and_reported(recorded, tmp_path, capsys):
-    from trustclip.cli.main import main
-
-    runs = [str(recorded / name) for name in ("ours", "stock")]
-    assert main(["compare", *runs]) == 0
-    assert "75.0" in capsys.readouterr().out
-    assert main(["report", *runs, "-o", str(tmp_path / "page")]) == 0
-    page = (tmp_path / "page" / "index.html").read_text()
-    assert "atr" in page and "clip_higher" in page
-
-
 @pytest.mark.parametrize("stock", [False, True])
 def test_recording_changes_nothing(tmp_path, stock):
     trainer, _ = trainer_of(tmp_path / "run", tmp_path / "a", stock=stock, max_steps=4)
@@ -241,22 +229,9 @@ def test_answers_that_are_no_evaluation():
         answer_rows("math", [{"correct": 1}])
 
 
-def test_rows_keep_what_they_know():
-    (row,) = answer_rows("math", [{"id": 7, "correct": True, "response": "4", "tokens": 2}])
-    assert (row["id"], row["correct"], row["response"], row["tokens"]) == ("7", 1, "4", 2)
-    (row,) = answer_rows("math", {"a": [1]})
-    assert math.isnan(row["tokens"])
-
-
 def test_a_problem_has_the_same_name_in_every_process():
     chat = {"prompt": [{"role": "system", "content": "S"}, {"role": "user", "content": "2+2"}]}
     assert problem_of(chat)["problem"] == "2+2"
     assert problem_of(chat) == problem_of(json.loads(json.dumps(chat)))
     assert problem_of({**chat, "solution": "4"})["id"] != problem_of(chat)["id"]
     assert problem_of({**chat, "id": 3})["id"] == "3"
-
-
-def test_text_of_messages_with_parts():
-    parts = [{"type": "image"}, {"type": "text", "text": "a"}]
-    assert text_of([{"role": "assistant", "content": parts}]) == "a"
-    assert text_of([]) == ""

@@ -105,17 +105,6 @@ def test_the_interval_of_the_share_is_that_of_a_bootstrap_over_generations(log):
     assert half == pytest.approx(2.201 * spread, rel=0.1)  # Student's quantile, 11 degrees
 
 
-def test_the_thresholds_at_the_ends_have_intervals_that_begin_or_end_at_the_share(log):
-    found = suggest(tc.method("kl1"), 0.05, [log])
-    low, _, high = found.moved["delta"]
-    x, tokens = moved_outward(rows_of())
-    wide, narrow = ((abs(x) > delta).sum() / tokens for delta in (low, high))
-    assert narrow < 0.05 < wide
-    # Their own intervals are about as wide as that of the suggestion.
-    assert wide - 0.05 == pytest.approx(0.05 - found.share.low, rel=0.5)
-    assert 0.05 - narrow == pytest.approx(found.share.high - 0.05, rel=0.5)
-
-
 @pytest.mark.parametrize(
     ("given", "generations", "unit", "clusters"),
     [
@@ -149,13 +138,6 @@ def test_a_gate_closes_on_no_more_tokens_as_its_thresholds_widen(method):
     ]
     assert cut == sorted(cut, reverse=True)
     assert cut[0] > cut[-1]
-
-
-def test_every_method_that_cuts_has_a_threshold_or_is_made_of_others():
-    without = {m.name for m in method_cases.ALL if tc.Trait.CUTS in m.traits and not thresholds(m)}
-    # Composites of other methods, masks against the sampler, and a budget of a whole batch.
-    others = {"both", "either", "icepop", "sampler", "anchored", "centered", "penalty", "m2po"}
-    assert without == others | ({"tis"} & without)
 
 
 # Refusals -----------------------------------------------------------------------------------------
@@ -216,18 +198,6 @@ def test_the_command_says_thresholds_interval_and_twins(log, capsys):
     assert third == "moved together, their ratios kept: low, high"
     assert any(line.startswith("  TRL") and "epsilon=" in line for line in rest)
     assert any(line.startswith("  verl") and "clip_ratio_low=" in line for line in rest)
-
-
-def test_a_run_directory_stands_for_its_tokens(tmp_path, log, capsys):
-    (tmp_path / "run" / "tokens").mkdir(parents=True)
-    (tmp_path / "run" / "config.yaml").write_text("command: rl\n")
-    for i in range(2):
-        some = rows_of()[i::2]
-        write_tokens(tmp_path / "run" / "tokens" / f"{i}.parquet", some)
-    assert main(["shadow", str(tmp_path / "run"), "--suggest", "atr"]) == 0
-    out = capsys.readouterr().out
-    assert main(["shadow", str(log), "--suggest", "atr"]) == 0
-    assert capsys.readouterr().out == out
 
 
 def recorded(method: tc.Method) -> list[TokenRow]:

@@ -7,7 +7,6 @@ it, in two of its releases.
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -132,45 +131,6 @@ def test_verl_prints_what_it_logs(tmp_path: Path) -> None:
     assert lines.schedule is None and "settings such as ppo_epochs" in lines.unknown[-1]
 
 
-def test_verl_is_explained() -> None:
-    text = said(VERL / "console.log")
-    assert "The constraint cut 31 % of tokens. It acted in 10 of 10 steps" in text
-    assert "train_batch_size / ppo_mini_batch_size x ppo_epochs = 4 / 2 x 2" in text
-    assert "moved by 0.061 nats per token (k1" in text and "most in step 1: 0.27" in text
-    assert "The sampler is the trainer's policy but for rounding" in text
-    assert "Entropy fell from 5.42 to 3.19 nats per token (−41 %; change −2.2 [" in text
-    assert "Truncated completions: 100 % at the start" in text
-    assert "the share of groups with equal rewards (verl logs none)" in text
-
-
-def test_a_loss_of_verl_that_reports_no_clipping_is_not_called_inert(tmp_path: Path) -> None:
-    text = (VERL / "console.log").read_text()
-    text = text.replace("'loss_mode': 'vanilla'", "'loss_mode': 'sapo'")
-    (tmp_path / "a.log").write_text(_without_clipping(text))
-    assert "verl's loss sapo logs a clipped share of 0 whatever it does" in said(tmp_path)
-    (tmp_path / "a.log").write_text(_without_clipping(text).replace("'sapo'", "'vanilla'"))
-    assert "inert" in said(tmp_path) and "no ratio reached a bound" in said(tmp_path)
-
-
-def test_one_update_per_generation_is_inert_unless_the_ratio_is_to_the_sampler(
-    tmp_path: Path,
-) -> None:
-    text = _without_clipping((VERL / "console.log").read_text())
-    text = text.replace("'ppo_epochs': 2", "'ppo_epochs': 1")
-    text = text.replace("'ppo_mini_batch_size': 2", "'ppo_mini_batch_size': 4")
-    still = re.sub(r"actor/ppo_kl:[\d.]+", "actor/ppo_kl:0.0", text)
-    (tmp_path / "a.log").write_text(still)
-    assert "there was one update per generation" in said(tmp_path)
-    (tmp_path / "a.log").write_text(text)
-    assert "every token had ratio 1" not in said(tmp_path)
-    (tmp_path / "a.log").write_text(still.replace("'bypass_mode': False", "'bypass_mode': True"))
-    assert "one update per generation" not in said(tmp_path)
-
-
-def _without_clipping(text: str) -> str:
-    return re.sub(r"actor/pg_clipfrac(_lower)?:[\d.]+", r"actor/pg_clipfrac\1:0.0", text)
-
-
 def _exported(release: str) -> list[dict]:
     files = sorted((PRIME / release).rglob("*.jsonl"))
     return [row for file in files for row in read_jsonl(file)]
@@ -208,39 +168,6 @@ def test_tokens_of_any_trainer_say_the_same_in_both_formats(tmp_path: Path, name
     assert ours.trainer == "unknown trainer"
     for row, expected in zip(ours.rows, theirs.rows, strict=True):
         assert {k: row[k] for k in expected} == pytest.approx(expected, nan_ok=True)
-
-
-def test_words_that_are_cut_most_and_that_push_the_entropy_are_named(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    rows = []
-    for index in range(40):
-        words = [str(word) for word in rng.choice(["the", "tag", "and", "so"], 50)]
-        tag = np.array([word == "tag" for word in words])
-        # All that is cut is one word, and its probability is far above what the entropy says.
-        logp = np.where(tag, -0.1, -2.0)
-        rows.append(
-            TokenRow(
-                logp=logp, logp_old=logp - np.where(tag, 0.5, 0.0), advantage=np.ones(50),
-                mask=np.ones(50, dtype=bool), entropy=np.full(50, 2.0), kept=~tag, token=words,
-                step=1 + index // 10, index=index % 10,
-            )
-        )  # fmt: skip
-        if index % 2:
-            rows[-1] = TokenRow.of({**rows[-1].to_dict(), "kept": [True] * 50})
-    write_tokens(tmp_path / "tokens.jsonl", rows)
-    text = said(tmp_path)
-    assert "Most cuts were of 'tag' (100 %; 2" in text
-    assert "Of the cut tokens with A > 0, most were of 'tag' (100 %" in text
-    assert "the kept tokens pushed it down, most of all 'tag' (100 %" in text
-    # Without the columns, nothing is said that they would tell.
-    bare = [TokenRow(row.logp, row.advantage, row.mask, step=row.step) for row in rows]
-    (tmp_path / "tokens.jsonl").unlink()
-    write_tokens(tmp_path / "tokens.jsonl", bare)
-    text = said(tmp_path)
-    assert "cuts were" not in text and "moved by" not in text and "pushed" not in text
-    assert "Whether the constraint acted is not in this log" in text
-    for column in ("logp_old", "kept", "logp_rollout", "entropy", "token"):
-        assert f"no column `{column}`" in text
 
 
 def test_the_sampler_is_measured_where_the_tokens_have_it(tmp_path: Path) -> None:

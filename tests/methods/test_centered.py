@@ -203,15 +203,6 @@ def test_nothing_is_left_on_average_over_the_sampler(name: str) -> None:
         assert mean.abs().max() < 1e-12
 
 
-def test_on_policy_and_uncut_nothing_is_subtracted_but_noise() -> None:
-    dense = Dense.drawn(0, far=0.0)
-    batch = dense.batch(ALL_IDS, partial=False)
-    plain = tc.policy_loss("importance_sampling", batch, "dr_grpo", max_length=1).value
-    want = -torch.autograd.grad(plain, dense.logits, retain_graph=True)[0]
-    got = gradient("importance_sampling", dense, batch)
-    torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
-
-
 def test_a_rewarded_token_beyond_the_bound_goes_on_to_rise() -> None:
     q = torch.tensor([0.2, 0.3, 0.2, 0.2, 0.1], dtype=torch.float64)
     p = torch.tensor([0.5, 0.3, 0.15, 0.04, 0.01], dtype=torch.float64)  # 2.5 q at the first

@@ -111,9 +111,6 @@ def test_a_band_ends_at_its_cap() -> None:
     assert free.surrogate(batch).kept.all()
 
 
-# ATR beyond the token ----------------------------------------------------------------------------
-
-
 # Relations ---------------------------------------------------------------------------------------
 
 
@@ -124,83 +121,6 @@ def random_batch(seed: int = 0, spread: float = 0.5, **optional: Any) -> tc.Toke
     a = torch.randn(40, 1, dtype=DOUBLE, generator=generator).expand(40, 12)
     mask = torch.arange(12) < torch.randint(1, 13, (40, 1), generator=generator)
     return tc.TokenBatch((old + x).clamp(max=-1e-4), old, a, mask, **optional)
-
-
-def same_gradient(one: tc.Method, other: tc.Method, batch: tc.TokenBatch) -> None:
-    want = tc.coefficient(other, batch)
-    torch.testing.assert_close(tc.coefficient(one, batch), want, rtol=1e-13, atol=1e-13)
-    share = one.surrogate(batch).kept[batch.mask].double().mean()
-    assert 0.05 < share < 0.99, "the gate never closes, or always: the comparison is empty"
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (
-            {"name": "gspo", "low": 0.1, "high": 0.15},
-            {"name": "clip_higher", "low": 0.1, "high": 0.15, "level": "sequence"},
-        ),
-        (
-            {"name": "luspo", "low": 0.1, "high": 0.15},
-            {"name": "gspo", "low": 0.1, "high": 0.15},
-        ),
-        (
-            {"name": "gspo", "low": 0.1, "high": 0.1},
-            {"name": "gspo", "low": 0.1, "high": 0.1, "variant": "gspo_token"},
-        ),
-        ({"name": "either"}, {"name": "trgppo", "delta": 0.05, "epsilon": 0.2}),
-        (
-            {"name": "bandpo", "divergence": "chi2", "delta": 0.02, "ceiling": None},
-            {"name": "f_divergence", "divergence": "chi2", "bounds": "bernoulli", "delta": 0.02},
-        ),
-        (
-            {"name": "bandpo", "divergence": "tv", "delta": 0.1, "ceiling": None},
-            {"name": "dppo", "divergence": "binary_tv", "delta": 0.1, "ceiling": 1e9},
-        ),
-        (
-            {"name": "bandpo", "delta": 0.02, "ceiling": None},
-            {"name": "dppo", "divergence": "binary_kl", "delta": 0.02, "ceiling": 1e9},
-        ),
-        (
-            {"name": "dual_clip", "ceiling": 1.5},
-            {"name": "abc_grpo", "positive_low": 1.0, "negative_high": 0.5},
-        ),
-        (
-            {"name": "both", "first": "clip", "second": "atr"},
-            {"name": "both", "first": "atr", "second": "clip"},
-        ),
-        (
-            {"name": "both", "first": "atr", "second": "kl1"},
-            {"name": "kl1"},
-        ),
-        (
-            {"name": "either", "first": "atr", "second": "kl1"},
-            {"name": "atr"},
-        ),
-        (
-            {"name": "trm", "inner": {"name": "clip_higher", "low": 1.0, "high": 1e9}},
-            {
-                "name": "atr",
-                "delta": 0.05,
-                "side": "strict",
-                "level": "sequence",
-                "reduction": "max",
-                "weight": "token",
-            },
-        ),
-        (
-            {"name": "opsm", "delta": 0.05, "inner": "atr"},
-            {"name": "both", "first": "atr", "second": {"name": "opsm", "delta": 0.05}},
-        ),
-    ],
-    ids=lambda spec: spec["name"],
-)
-def test_two_ways_to_say_it(one: dict, other: dict) -> None:
-    if "opsm" in str(other):  # its own inner clip must not cut
-        other["second"]["inner"] = {"name": "clip_higher", "low": 1.0, "high": 1e9}
-    for seed in range(3):
-        batch = random_batch(seed, spread=0.2 if "trm" in str(one) else 0.5)
-        same_gradient(tc.as_method(one), tc.as_method(other), batch)
 
 
 def test_operators_join_methods() -> None:

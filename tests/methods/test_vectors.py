@@ -40,21 +40,6 @@ def parse(spec: str) -> tc.Method:
 
 
 @pytest.mark.parametrize("spec", known.GATES)
-def test_gradient_coefficients(spec: str) -> None:
-    method = parse(spec)
-    cells = iter(known.GATES[spec].split())
-    for p, ratios in known.RATIO_GRID.items():
-        for a in (1.0, -1.0):
-            # A ratio on a bound is inside; the rounding of new - old must not push it out.
-            log_ratios = [math.log(w) * (1 - 1e-13) for w in ratios]
-            batch = batch_of(log_ratios, [a] * len(ratios), p_old=p)
-            factor = {"1": 1.0, "0": 0.0, "-": -0.3}
-            want = [w * factor[mark] for w, mark in zip(ratios, next(cells), strict=True)]
-            got = (tc.coefficient(method, batch) * a)[0].tolist()
-            assert got == pytest.approx(want, rel=1e-12), (p, a)
-
-
-@pytest.mark.parametrize("spec", known.GATES)
 def test_the_oracle_has_the_same_gradient_coefficients(spec: str) -> None:
     method = parse(spec)
     cells = iter(known.GATES[spec].split())
@@ -73,15 +58,6 @@ def test_soft_gate() -> None:
         batch = batch_of([math.log(w) for w in ratios], [a] * len(ratios))
         assert (tc.coefficient(method, batch) * a)[0].tolist() == pytest.approx(want, rel=1e-12)
         assert method.surrogate(batch).kept.all()
-
-
-def test_soft_gate_values() -> None:
-    ratios, positive, negative = zip(*known.SOFT_GATE_VALUES, strict=True)
-    method = tc.method("soft_gate")
-    for a, want in ((1.0, positive), (-1.0, negative)):
-        batch = batch_of([math.log(w) for w in ratios], [a] * len(ratios))
-        got = (method.surrogate(batch).objective * a)[0].tolist()
-        assert got == pytest.approx(want, rel=5e-12)
 
 
 @pytest.mark.parametrize(
@@ -107,14 +83,6 @@ def test_defaults_are_those_of_the_source(spec: str, defaults: dict[str, object]
 
 
 # The gate and the loss of atr ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("side", "column"), [("outward", 2), ("strict", 3)])
-def test_atr_gate(side: str, column: int) -> None:
-    method = tc.method("atr", delta=0.07, side=side)
-    advantages, ratios, *_ = zip(*known.ATR_GATE, strict=True)
-    surrogate = method.surrogate(batch_of([math.log(w) for w in ratios], advantages))
-    assert surrogate.kept[0].tolist() == [bool(r[column]) for r in known.ATR_GATE]
 
 
 def test_atr_loss_is_that_of_the_ratio_clip() -> None:

@@ -13,10 +13,9 @@ from synthetic_runs import Spec, final_of, make_run
 from trustclip import stats
 from trustclip.findings.comparison import Compared
 from trustclip.findings.differences import headline
-from trustclip.findings.evaluated import collapsed, mean_of
+from trustclip.findings.evaluated import collapsed
 from trustclip.findings.groups import group_runs
 from trustclip.logs.reader import read_run
-from trustclip.report.collect import collect
 from trustclip.report.console import print_comparison
 from trustclip.report.draw.curves import training_figure
 
@@ -40,20 +39,6 @@ def test_a_run_and_its_copy_do_not_differ(tmp_path):
     for c in found:
         assert c.difference == stats.Difference(0.0, 0.0, 0.0, 1.0) and c.p_holm == 1
     assert "+0.0 [+0.0, +0.0]" in text and "identical to" in text
-
-
-def test_evaluations_before_the_last_one_count_for_nothing(tmp_path):
-    """The demo's folder has evaluations 0 and 96, the same run by its recipe 0, 32, 64 and 96."""
-    often = make_run(tmp_path / "often", ATR)
-    seldom = tmp_path / "seldom"
-    shutil.copytree(often, seldom)
-    for name in ("samples.jsonl", "metrics.jsonl"):
-        rows = [json.loads(line) for line in (seldom / name).read_text().splitlines()]
-        kept = [r for r in rows if r["stage"] != "eval" or r["step"] in (0, 60)]
-        (seldom / name).write_text("".join(json.dumps(row) + "\n" for row in kept))
-    assert len(read_run(seldom).evaluations) == 2 < len(read_run(often).evaluations)
-    for c in compared(often, seldom)[0]:
-        assert c.difference is not None and (c.difference.value, c.p_holm) == (0, 1)
 
 
 def test_samples_of_every_shard_count(tmp_path):
@@ -164,17 +149,6 @@ def test_a_few_seeds_are_never_answered_with_more_samples(tmp_path):
     assert "would be needed" not in text
 
 
-def test_one_problem_has_a_score_and_no_interval(tmp_path):
-    tasks = {"amc23": 1}
-    folders = [
-        make_run(tmp_path / name, replace(spec, tasks=tasks))
-        for name, spec in (("a", ATR), ("b", CLIP))
-    ]
-    found, text = compared(*folders)
-    assert "nan" not in text
-    assert all(c.verdict.startswith("inconclusive with 4 samples on 1 problem") for c in found)
-
-
 def test_one_seed_each_is_about_two_runs_and_no_method_is_called_better(tmp_path):
     first, second = make_run(tmp_path / "a", CLIP), make_run(tmp_path / "b", ATR)
     found, text = compared(first, second)
@@ -201,15 +175,6 @@ def test_collapsed_runs_are_a_rate_and_their_mean_has_no_interval(tmp_path):
     assert bands == {"clip ε=0.2"}
 
 
-def test_a_fall_that_few_answers_explain_is_no_collapse(tmp_path):
-    few = replace(ATR, tasks={"amc23": 2}, k=2, gain=2.0, loss=1.0)
-    runs = [read_run(make_run(tmp_path / str(seed), replace(few, seed=seed))) for seed in range(6)]
-    fallen = [
-        run for run in runs if mean_of(final_of(run)) < 0.7 * max(map(mean_of, run.evaluations))
-    ]
-    assert fallen and not any(map(collapsed, runs))
-
-
 def test_other_numbers_of_samples_are_compared_at_the_pass_that_both_have(tmp_path):
     """Pass@8 of the one stood beside Pass@4 of the other."""
     many = make_run(tmp_path / "many", replace(ATR, k=8))
@@ -231,13 +196,6 @@ def test_other_numbers_of_samples_are_compared_at_the_pass_that_both_have(tmp_pa
     gap = expected - stats.pass_at_k(answers[few], 4, strata)
     assert passed.difference.value == pytest.approx(gap)
     assert sum(row[:1] == ["Pass@4"] for row in rows) == 6  # the tasks, too
-
-
-def test_all_methods_are_compared_at_one_k(tmp_path):
-    specs = (replace(ATR, k=8), replace(CLIP, k=8), Spec({"name": "kl2"}, k=2))
-    folders = [make_run(tmp_path / str(i), spec) for i, spec in enumerate(specs)]
-    found, _ = compared(*folders)
-    assert [c.metric for c in found] == ["mean@K"] * 2 + ["pass@2"] * 2
 
 
 def rewritten(run: Path, change) -> Path:
@@ -292,39 +250,3 @@ def test_a_judgement_that_is_no_number_is_named(tmp_path):
     rewritten(odd, lambda row: [row | ({"correct": float("nan")} if first_problem(row) else {})])
     with pytest.raises(ValueError, match=r"`correct` is null or NaN in answer 0 to amc23: 0"):
         compared(first, odd)
-
-
-def test_arms_that_differ_in_more_than_the_method_are_said(tmp_path):
-    first, other = make_run(tmp_path / "a", ATR), make_run(tmp_path / "b", CLIP)
-    assert "more than the method" not in compared(first, other)[1]
-    config = other / "config.yaml"
-    config.write_text(
-        config.read_text().replace("learning_rate: 5.0e-06", "learning_rate: 5.0e-05")
-    )
-    _, text = compared(first, other)
-    assert "differ in more than the method: learning_rate 5e-05 and 5e-06" in " ".join(text.split())
-    said = [finding.text for finding in collect([first, other]).findings]
-    assert any("learning_rate 5e-05 and 5e-06" in one for one in said)
-
-
-def test_the_headline_of_a_report_names_its_score(tmp_path):
-    first = make_run(tmp_path / "a", replace(ATR, gain=1.0))
-    twin = tmp_path / "twin"
-    shutil.copytree(first, twin)
-    config = twin / "config.yaml"
-    config.write_text(config.read_text().replace("method: atr", "method: kl2"))
-    (twin / "summary.json").write_text(
-        (twin / "summary.json").read_text().replace('"atr"', '"kl2"')
-    )
-    same = make_run(tmp_path / "b", replace(CLIP, gain=1.0))
-    said = collect([first, same, twin]).headline
-    assert said.startswith("clip ε=0.2 does not differ significantly from atr δ=0.07 in Mean@4")
-
-
-def test_the_headline_mentions_what_differs_in_other_scores():
-    report = collect([Path("lab/benchmarks/table3-tiny/runs.parquet")])
-    assert report.headline == (
-        "None of 16 methods differs significantly from atr in Mean@8 at the end in these runs. "
-        "In other scores: Pass@8 differs for clip-epsilon0.422; the area under the learning curve "
-        "differs for clip-epsilon0.1 and kl1."
-    )

@@ -1,19 +1,14 @@
 """The drift of an update, on the page, in words, and beside shadows."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from golden_runs import DRIFT, SAMPLER, rows, write
 from method_cases import candidates_for, random_batch
 
 import trustclip as tc
 from trustclip.constraints.drift import drift_metrics
 from trustclip.constraints.loss import gradient
 from trustclip.constraints.shadow import Shadows
-from trustclip.report.collect import collect
-from trustclip.report.console import explain
-from trustclip.report.page import render
 
 
 def test_shadows_have_the_drift_that_they_would_have_made() -> None:
@@ -44,16 +39,3 @@ def test_shadows_of_an_earlier_checkpoint_go_on() -> None:
     earlier = Shadows([tc.method("atr")])
     earlier.load_state_dict({**state, "sums": state["sums"][:3]})
     assert earlier.read() == shadows.read()
-
-
-def test_the_ledger_is_on_the_page_and_in_words(tmp_path: Path) -> None:
-    run = write(tmp_path / "run", rows(**SAMPLER, **DRIFT))
-    text = " ".join(explain(run))
-    assert "The drift, which holds no reward, was 5 % of the squared update" in text
-    assert "towards the sampler, by 0.0003 nats" in text
-    page = render(collect([run]), "t")
-    assert "Drift and signal over updates" in page and "Pull towards the sampler" in page
-    assert "drift %" in page and "-0.0002" in page
-    without = write(tmp_path / "other", rows(**SAMPLER))
-    assert "drift" not in " ".join(explain(without)).lower()
-    assert "Drift and signal" not in render(collect([without]), "t")

@@ -1,9 +1,6 @@
 """Learning curves of many runs: area, time to a score; and the table that a report is made from."""
 
-import io
 import json
-import shutil
-from dataclasses import replace
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
@@ -11,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from rich.console import Console
 from synthetic_runs import Spec, make_run, make_suite
 
 from trustclip import stats
@@ -21,8 +17,7 @@ from trustclip.logs.reader import read_run, read_runs
 from trustclip.logs.table import is_table
 from trustclip.report.build import build
 from trustclip.report.collect import collect
-from trustclip.report.console import explain, print_comparison
-from trustclip.report.learning import table_of
+from trustclip.report.console import explain
 from trustclip.stats import curves
 from trustclip.train.suite.table import SuiteTable
 
@@ -127,24 +122,6 @@ def test_differences_of_areas_are_paired_and_corrected(suite):
     assert all(found[label].time_minus["p"] >= 0.25 for label in ("clip", "none"))
 
 
-def test_runs_with_the_same_answers_have_the_same_area(tmp_path):
-    for name in ("a", "b"):
-        make_suite(tmp_path / name, {"atr": SPECS["atr"]}, seeds=(0, 1))
-    runs = read_runs([tmp_path / "a", tmp_path / "b"])
-    groups = [replace(g, label=str(i)) for i, g in enumerate(group_runs(runs))]
-    groups[1] = replace(groups[1], is_reference=False)
-    second: Any = learning(groups, None)[1]
-    assert second.area_minus == {"value": 0.0, "low": 0.0, "high": 0.0, "p": 1.0, "p_holm": 1.0}
-
-
-def test_where_few_runs_collapsed_the_area_has_no_interval(suite):
-    groups = group_runs(read_runs([suite]))
-    table: Any = table_of(groups, learning(groups, None), None)
-    cells = {row.label: row.cells for row in table.rows}
-    assert cells["atr"][0].note and not cells["none"][0].note
-    assert len(table.columns) == 4  # no time without a threshold
-
-
 def test_the_threshold_is_the_one_given_or_the_suites(suite):
     groups = group_runs(read_runs([suite]))
     assert (threshold(groups), threshold(groups, 0.3)) == (0.45, 0.3)
@@ -152,11 +129,6 @@ def test_the_threshold_is_the_one_given_or_the_suites(suite):
     assert "to 30 % updates" in collect([suite], reaches=0.3)["training"].tables[0].columns
     with pytest.raises(ValueError, match=r"in \(0, 1\], e.g. 0.9; got 90"):
         collect([suite], reaches=90)
-
-
-def test_one_run_is_no_table(tmp_path):
-    path = make_run(tmp_path / "run", SPECS["atr"])
-    assert collect([path])["training"].tables == []
 
 
 # The table of runs
@@ -194,42 +166,6 @@ def test_a_read_back_run_has_what_its_folder_has(suite, built):
         assert run.training[0]["trustclip/gated"] == pytest.approx(np.mean(gated))
 
 
-def test_the_table_is_for_other_programs_too(built):
-    pq = pytest.importorskip("pyarrow.parquet")
-    rows = pq.read_table(built / "runs.parquet").to_pylist()
-    runs = {run.name: run for run in read_runs([built / "runs.parquet"])}
-    for row in rows:
-        at, scores = scores_of(runs[row["name"]])
-        assert (row["end"], row["best"]) == (scores[-1], max(scores[1:]))
-        assert row["area"] == pytest.approx(np.trapezoid(scores, at) / 60)
-        assert json.loads(row["method"])["name"] in ("atr", "clip", "clip_higher")
-    assert {row["label"] for row in rows if row["collapsed"]} == {"none"}
-
-
-def test_runs_are_compared_from_the_table_too(suite, built):
-    said = []
-    for path in (suite, built / "runs.parquet"):
-        text = io.StringIO()
-        found = print_comparison([path], Console(file=text, width=200))
-        said.append((text.getvalue(), [one.difference for one in found]))
-    assert said[0] == said[1]
-
-
-def test_a_twin_is_known_from_the_table(tmp_path):
-    """By what stands for its completions, not by its scores."""
-    twins = make_suite(tmp_path / "runs", {"atr": SPECS["atr"], "twin": SPECS["atr"]})
-    build([twins], tmp_path / "report")
-    (one,) = collect([tmp_path / "report/runs.parquet"]).compared
-    assert one.verdict == "identical to atr, completion by completion"
-    (folder,) = twins.glob("twin-seed0-*")
-    samples = folder / "samples.jsonl"
-    samples.write_text(samples.read_text().replace("So x = 4.", "So, x = 4."))
-    build([twins], tmp_path / "other")
-    (one,) = collect([tmp_path / "other/runs.parquet"]).compared
-    assert one.difference is not None and one.difference.value == 0
-    assert "identical" not in one.verdict
-
-
 def test_a_table_has_no_secret_and_nothing_of_the_machine(tmp_path):
     path = make_run(tmp_path / "run", SPECS["atr"])
     config = yaml.safe_load((path / "config.yaml").read_text())
@@ -244,27 +180,10 @@ def test_a_table_has_no_secret_and_nothing_of_the_machine(tmp_path):
     assert set(run.environment) == {"versions", "processors"}
 
 
-def test_runs_whose_samples_are_gone_keep_their_logged_scores(suite, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(suite, copy)
-    for samples in copy.glob("*/samples.jsonl"):
-        samples.unlink()
-    build([copy], tmp_path / "report")
-    own, back = collect([copy]), collect([tmp_path / "report/runs.parquet"])
-    assert [table.rows for table in back.tables] == [table.rows for table in own.tables]
-    areas = own["training"].tables[0].rows
-    assert all(row.cells[0].text != "-" and not row.cells[0].note for row in areas)
-
-
 def test_only_reports_and_comparisons_read_a_table(built):
     for read in (read_run, explain):
         with pytest.raises(ValueError, match=r"runs\.parquet is a table of runs"):
             read(built / "runs.parquet")
-
-
-def test_another_file_is_no_table(tmp_path):
-    (tmp_path / "runs.parquet").write_text("no Parquet")
-    assert not is_table(tmp_path / "runs.parquet")
 
 
 def test_the_suites_table_is_made_again(suite, built):

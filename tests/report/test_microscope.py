@@ -6,7 +6,6 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -302,19 +301,6 @@ def test_sliders_move_what_is_cut_and_the_suggested_threshold_has_the_share(page
             assert want[0] * 0.98 <= float(value) <= want[2] * 1.02
         got = {name.split()[0]: share for name, (_, share) in shares(tab).items()}
         assert got["clip"] <= 3 and got["atr"] <= 3
-
-
-def test_the_sampler_s_difference(page, tokens) -> None:
-    rows = [row for row in token_files.made() if row.advantage.any()]
-    gap = np.concatenate([(row.logp_old - row.logp_rollout)[row.mask] for row in rows])  # type: ignore[operator]
-    gap = gap[np.isfinite(gap)]
-    with opened(page) as tab:
-        wait(tab, READY)
-        give(tab, tokens)
-        last = tab.locator("#token-sampler tbody tr").last.inner_text().split("\t")
-        assert int(last[1].replace(",", "")) == len(gap)
-        assert float(last[2]) == pytest.approx(np.abs(gap).mean(), rel=6e-3)
-        assert float(last[5]) == pytest.approx((np.expm1(gap) - gap).mean(), rel=6e-3)
 
 
 def test_the_keyboard_walks_the_list_and_a_reader_hears_where_it_is(page, tokens) -> None:

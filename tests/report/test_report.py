@@ -25,7 +25,6 @@ from trustclip.findings.comparison import compare
 from trustclip.findings.groups import group_runs
 from trustclip.logs import samples
 from trustclip.logs.reader import find, read_run
-from trustclip.report import results
 from trustclip.report.build import build
 from trustclip.report.collect import collect
 from trustclip.report.console import explain
@@ -116,16 +115,6 @@ def test_an_answer_written_again_after_a_resume_counts_once(tmp_path):
     run = read_run(path)
     assert final_of(run).answers == {"a": {"1": [1, 0], "2": [0, 0]}}
     assert len(run.samples.places) == 4
-
-
-def test_a_run_under_way_is_read_as_far_as_it_is(tmp_path):
-    run = read_run(make_run(tmp_path / "run", Spec(ATR), until=33))
-    assert not run.finished and run.last_step == 33
-    assert [e.step for e in run.evaluations] == [0, 20]
-    assert run.remarks == [
-        "unfinished: 33 updates logged so far",
-        "1 unreadable line skipped, as left by a kill",
-    ]
 
 
 def test_an_evaluation_that_was_cut_short_is_not_scored(tmp_path):
@@ -397,16 +386,6 @@ def test_budgets_end_at_the_scores(report):
         assert mark.y[-1] == pytest.approx(100 * group.estimate(None, metric).value)
 
 
-def test_no_single_run_is_marked_as_the_highest(report, tmp_path):
-    for name, method in (("a", ATR), ("b", CLIP)):
-        make_run(tmp_path / name, Spec(method, steps=8, every=8))
-    for found, several in ((report, True), (collect([*tmp_path.iterdir()]), False)):
-        (scores,) = (table for table in found.tables if table.key == "scores")
-        assert any(c.strong for row in scores.rows for c in row.cells) == several
-        said = " ".join(scores.notes)
-        assert ("Bold" in said, "none can be called better" in said) == (several, not several)
-
-
 def test_the_paper_is_beside_no_other_benchmarks(report):
     marks = [m for f in report.figures for panel in f.panels for m in panel.marks]
     assert not [m for m in marks if m.style == "printed"]
@@ -420,15 +399,6 @@ def test_bands_of_budgets_end_at_the_intervals_of_the_scores(report):
             ends = [100 * e.low, 100 * e.high]
             assert list(band.x) == [1, 2, 4]
             assert [band.low[-1], band.high[-1]] == pytest.approx(ends)
-
-
-def test_budgets_of_few_runs_of_which_one_collapsed_have_no_band(tmp_path):
-    for seed, loss in ((0, 0.0), (1, 9.0)):
-        make_run(tmp_path / str(seed), Spec(ATR, seed=seed, loss=loss, gain=3.0))
-    found = collect([*tmp_path.iterdir()])
-    (figure,) = found["budget"].figures
-    assert not [m for panel in figure.panels for m in panel.marks if m.style == "band"]
-    assert "no band would cover" in figure.caption
 
 
 def test_every_figure_is_one_that_plotly_knows(report):
@@ -653,10 +623,6 @@ def test_titles_and_labels_are_text(tmp_path):
     assert "&lt;i&gt;mine&lt;/i&gt;" in text and "&lt;img src=x&gt;" in text
     assert not {tag for tag, _ in Page(text).elements} & {"i", "img"}
     assert "</style><script>" not in text
-
-
-def test_a_tables_percent_is_a_true_minus():
-    assert results.percent(-0.044) == "−4.4" and results.bracket(None, None) == ""
 
 
 def test_the_largest_differences_come_first_and_findings_lead_to_what_shows_them(tmp_path):

@@ -1,6 +1,5 @@
 """The sampler in `explain` and in the report: sentences, panels and the table of worst tokens."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from test_explain import make, row, said
 
 from trustclip.report.build import build
 from trustclip.report.collect import collect
-from trustclip.report.draw.mismatch import distance_figure, lag_figure, quantile_figure
+from trustclip.report.draw.mismatch import distance_figure, quantile_figure
 from trustclip.support.jsonl import append_jsonl
 
 SAMPLER = {
@@ -36,36 +35,6 @@ def with_tokens(folder: Path) -> Path:
     ]  # fmt: skip
     append_jsonl(folder / "gates.jsonl", rows)
     return folder
-
-
-def test_a_run_without_a_sampler_says_nothing_of_one(tmp_path) -> None:
-    run = make(tmp_path / "run", [row()] * 20)
-    assert "sampler" not in said(run).lower()
-    section = collect([run])["sampler"]
-    assert not section.figures and not section.tables
-
-
-def test_by_lag(tmp_path) -> None:
-    lags = {
-        f"{key}/lag_{lag}": value
-        for key, values in (("k3", (0.0, 0.01, 0.1)), ("sampler/k3", (0.001, 0.002, 0.4)))
-        for lag, value in zip(("0", "3_4", "17_inf"), values, strict=True)
-    }
-    text = said(make(tmp_path / "run", [row(**SAMPLER, **lags)] * 20))
-    assert "0: 0 moved, 0.001 sampler; 3 to 4: 0.01 moved, 0.002 sampler; 17 and more: 0.1" in text
-    (figure,) = [lag_figure(collect([tmp_path / "run"]).groups)]
-    assert (
-        figure is not None
-        and [list(p.marks[0].x) for p in figure.panels] == [["0", "3 to 4", "17 and more"]] * 2
-    )
-
-
-def test_the_verdict_before_the_first_update_is_shown(tmp_path) -> None:
-    run = make(tmp_path / "run", [row(**SAMPLER)] * 20)
-    line = {"stage": "sampler", "step": 0, "cause": "precision", "harmless": True, "text": "Noise."}
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    assert "Before the first update: Noise." in said(run)
 
 
 def test_the_report_has_the_section(tmp_path) -> None:

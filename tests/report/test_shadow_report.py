@@ -52,11 +52,6 @@ def test_the_page_has_both_tables_escaped_and_shaded(run):
     assert '<a href="#shadows">Shadows</a>' in page
 
 
-def test_a_run_without_shadows_has_no_such_section(tmp_path):
-    page = render(collect([make(tmp_path / "run", [row()])]), "Report")
-    assert "#shadows" not in page
-
-
 def test_the_picture_has_every_name_and_number():
     metrics = {"gated": 0.2, "shadow/kl2/gated": 0.2, "shadow/kl2/both": 0.1}
     seen = matrix("atr", {**metrics, "shadow/kl2/cosine": 0.75})

@@ -8,8 +8,6 @@ from synthetic_runs import Spec, make_suite
 from test_suite import Folder, answer, several
 
 from trustclip.report.collect import collect
-from trustclip.report.draw.figures import save, tick_labels
-from trustclip.report.results import tidy
 from trustclip.train.suite.plan import plan
 from trustclip.train.suite.table import Results
 
@@ -147,21 +145,3 @@ def test_the_figure_over_the_swept_value_has_the_tables_numbers(report):
     assert all(mark.y[0] < mark.y[1] for mark in gated.marks) and len(gated.marks) == 2
     places = {x for mark in scores.marks for x in mark.x}
     assert len(places) == 4 and scores.ticks == [0.0, 0.2]  # a little apart
-
-
-def test_what_is_drawn_and_written_names_the_setting(report, tmp_path):
-    (figure,) = [f for f in report["sweep"].figures if f.key.startswith("sweep")]
-    assert {path.name for path in save(figure, tmp_path)} == {
-        "sweep-rl.reward_noise.pdf", "sweep-rl.reward_noise.svg"
-    }  # fmt: skip
-    assert [f.key for f in report["training"].figures] == ["figure2-1", "figure2-2"]
-    assert report["training"].figures[1].title == "Training: Qwen3-1.7B-Base, reward_noise 0.2"
-    lines = tidy(report.groups).splitlines()
-    assert any(line.startswith("Qwen3-1.7B-Base,reward_noise 0.2,clip,final,") for line in lines)
-
-
-def test_labels_that_would_touch_are_left_out():
-    ticks = [0.1, 0.2, 0.3, 0.329, 0.4, 0.422, 0.5]
-    assert tick_labels(ticks, log=True) == ["0.1", "0.2", "0.3", "", "0.4", "", "0.5"]
-    assert tick_labels([1, 2, 4, 8], log=True) == ["1", "2", "4", "8"]
-    assert tick_labels([0.07], log=False) == ["0.07"]

@@ -114,19 +114,6 @@ POINTWISE = _table(
     """
 )
 
-#: w, then the soft gate (4 / t) sigmoid(t (w - 1)) at temperature t = 1 and at 1.05.
-SOFT_GATE_VALUES = _table(
-    """
-    0.5   1.51016267519 1.4159383303
-    0.8   1.80066401075 1.70549367781
-    1     2             1.90476190476
-    1.2   2.19933598925 2.10403013171
-    1.422 2.41584693244 2.3199902868
-    2     2.92423431452 2.82199961593
-    3     3.52318831191 3.39391687164
-    """
-)
-
 #: A, w, kept outward, kept strictly, then the loss of the general operator
 #: -min(wA, where(C, w, 1)A) and of -min(wA, clip(w, l, u)A); atr, delta = 0.07.
 ATR_GATE = _table(
@@ -269,12 +256,6 @@ BINARY_KL_OLD_NEW = (
     0.012235114452268337,
     0.050733738921307676,
 )
-
-#: Log-ratios of one sequence, its advantage, and the geometric-mean ratio.
-SEQUENCES = [
-    ([0.05, -0.1, 0.3, 0.0, -0.02], 0.7, 1.0470744109569372),
-    ([-0.2, -0.5, 0.1], -0.4, 0.8187307530779818),
-]
 
 #: Six tokens: log-probabilities, advantages, (A - mean A)(logp - mean logp), those in (1, 5).
 COV_LOGP = [-0.1, -0.05, -3.0, -6.0, -0.2, -1.0]

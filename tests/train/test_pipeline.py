@@ -19,7 +19,6 @@ from trustclip.cli.main import main
 from trustclip.logs.samples import sample_rows
 from trustclip.support.jsonl import read_jsonl
 from trustclip.support.lock import only_process
-from trustclip.train.problems.problem import Problem
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.settings.stages import DemoSettings
 
@@ -133,75 +132,6 @@ def test_killed_and_terminated_anywhere_it_ends_the_same(whole, tmp_path):
     last = subprocess.run(command, capture_output=True, text=True)
     assert last.returncode == 0, last.stderr
     assert outcome(run) == outcome(whole[0])
-
-
-def test_records_that_grow_are_cut_back(tmp_path):
-    run = RunDirectory(tmp_path / "run", "demo", DemoSettings())
-    run.log({"step": 1})
-    run.sample([{"step": 1}])
-    cursor = run.cursor()
-    run.log({"step": 2})
-    run.gates({"step": 2})
-    with (run.path / "samples.jsonl").open("a") as file:
-        file.write('{"step": 2, "torn')
-    run.rewind(cursor)
-    assert run.cursor() == cursor
-    assert not (run.path / "gates.jsonl").exists()
-    assert read_jsonl(run.path / "samples.jsonl") == [{"step": 1}]
-    os.truncate(run.path / "metrics.jsonl", 3)
-    with pytest.raises(ValueError, match="has lost lines"):
-        run.rewind(cursor)
-
-
-def test_samples_go_on_in_another_shard(tmp_path, monkeypatch):
-    monkeypatch.setattr("trustclip.logs.samples.SHARD_BYTES", 100)
-    run = RunDirectory(tmp_path / "run", "demo", DemoSettings())
-    for number in range(30):
-        run.sample([{"number": number}])
-    names = sorted(path.name for path in run.path.glob("samples*"))
-    assert names[0] == "samples-00001.jsonl" and "samples.jsonl" in names and len(names) > 3
-    assert [row["number"] for row in sample_rows(run.path)] == [*range(30)]
-
-
-def test_files_of_the_user_are_left_alone_and_are_no_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr("trustclip.logs.samples.SHARD_BYTES", 10)
-    run = RunDirectory(tmp_path / "run", "demo", DemoSettings())
-    run.sample([{"step": 1}])
-    own = ["samples_backup.jsonl", "samples-old.jsonl", "samples.jsonl.bak", "metrics-mine.jsonl"]
-    for name in own:
-        (run.path / name).write_text('{"step": 0}\n')
-    made = ["samples-00001.jsonl", "samples-rank1.jsonl", "samples-rank1-00001.jsonl"]
-    for name in made:
-        (run.path / name).write_text('{"step": 2}\n')
-    assert [row["step"] for row in sample_rows(run.path)] == [1, 2, 2, 2]
-    (run.path / "tokens").mkdir()
-    own += ["samples-00007.jsonl", "samples-rank2-00001.jsonl", "tokens/update-mine.parquet"]
-    for name in own[-3:]:  # names that the run could use, but has not
-        (run.path / name).write_text('{"step": 3}\n')
-    run.rewind({})
-    assert all((run.path / name).exists() for name in own)
-    assert not any((run.path / name).exists() for name in ["samples.jsonl", *made])
-
-
-@pytest.mark.parametrize("torn", [b'{"id": "b", "pro', b"{", '{"id": "ü'.encode()[:-1]])
-def test_a_torn_last_line_of_any_journal_is_mended(tmp_path, torn):
-    run = RunDirectory(tmp_path / "run", "demo", DemoSettings())
-    problems = [Problem(id=name, problem=f"{name}?", answer="1") for name in "abc"]
-    run.problems(problems[:1])
-    run.log({"step": 1})
-    for name in ("problems.jsonl", "metrics.jsonl"):
-        with (run.path / name).open("ab") as file:
-            file.write(torn)
-    again = run
-    for _ in range(2):
-        again = RunDirectory.resumed(run.path, "demo", DemoSettings())
-        again.problems(problems)
-    again.log({"step": 2})
-    assert [row["id"] for row in read_jsonl(run.path / "problems.jsonl")] == ["a", "b", "c"]
-    assert read_jsonl(run.path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
-    (run.path / "metrics.jsonl").write_bytes(torn)  # not a single whole line
-    RunDirectory.resumed(run.path, "demo", DemoSettings()).log({"step": 3})
-    assert read_jsonl(run.path / "metrics.jsonl") == [{"step": 3}]
 
 
 def test_rows_without_a_checkpoint_are_set_aside_when_training_starts_over(tmp_path):

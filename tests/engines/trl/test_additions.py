@@ -1,18 +1,14 @@
 """A model that computes more than its weights say trains as in plain TRL."""
 
-import functools
-import types
 from typing import Any
 
 import pytest
 import torch
 from test_trl_engine import build
-from test_trl_fast_paths import trainer_of
-from transformers import GenerationMixin
 from transformers.models.qwen3 import modeling_qwen3
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl_runs import constrained, fresh_model
+from trl_runs import fresh_model
 
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer, fast_paths
 from trustclip.engines.trl.sampling.plain import unlike_generate
@@ -112,14 +108,6 @@ def test_an_evaluation_does_not_take_it_for_a_plain_model(way):
     assert WAYS[way] in (next(unlike_generate(model, plain), None) or "")
 
 
-def test_a_forward_pass_that_trl_wraps_is_seen(tmp_path):
-    model, _ = fresh_model()
-    own = model.forward
-    model.forward = types.MethodType(lambda self, *args, **keywords: own(*args, **keywords), model)
-    trainer = trainer_of(tmp_path, ConstrainedGRPOTrainer, ConstrainedGRPOConfig, model)
-    assert "forward pass of its own" in (fast_paths.obstacle("decoder", trainer) or "")
-
-
 @pytest.mark.parametrize("settings", [{}, {"share_prompts": True}], ids=str)
 def test_hooks_are_called_as_often_as_in_trl(tmp_path, settings):
     def calls(classes: Any, **own: Any) -> list[Any]:
@@ -137,35 +125,6 @@ def test_hooks_are_called_as_often_as_in_trl(tmp_path, settings):
     want = calls(PLAIN)
     assert len(want) > 10
     assert calls(OURS, **settings) == want
-
-
-def test_hooks_that_are_there_first_are_not_called_by_our_trials(tmp_path):
-    seen: list[Any] = []
-    model, _ = fresh_model()
-    model.lm_head.register_forward_hook(lambda module, args, out: seen.append(out.shape))
-    trainer = trainer_of(tmp_path, ConstrainedGRPOTrainer, ConstrainedGRPOConfig, model)
-    assert seen == [] and trainer._request is None
-
-
-def test_checkpointing_of_activations_is_no_addition(tmp_path):
-    """With adapters, Transformers puts a hook on the embeddings, which changes no value."""
-    run = constrained(tmp_path, "atr", lora=True, gradient_checkpointing=True, decoder="auto")
-    assert run.trainer.model.get_input_embeddings()._forward_hooks
-    assert fast_paths.obstacle("decoder", run.trainer) is None
-    assert fast_paths.obstacle("skipping", run.trainer) is None
-
-
-def test_a_generate_replaced_for_all_models_is_used(tmp_path, monkeypatch):
-    calls, stock = [], vars(GenerationMixin)["generate"]
-
-    @functools.wraps(stock)
-    def replaced(self: Any, *args: Any, **keywords: Any) -> Any:
-        calls.append(self)
-        return stock(self, *args, **keywords)
-
-    monkeypatch.setattr(GenerationMixin, "generate", replaced)
-    trained(tmp_path, OURS, lambda model: None)
-    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("settings", [{}, {"bf16": True}], ids=str)

@@ -6,7 +6,6 @@ import typing
 
 import pytest
 import torch
-import trl_runs
 import twin_cases
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -129,45 +128,7 @@ def named(method: tc.Method) -> tuple[str, dict]:
     return method.name, arguments
 
 
-def test_opsm_against_the_sampler_as_trl_has_it(tmp_path):
-    arguments = {"inner": CLIP, "delta": 0.02, "anchor": "rollout"}
-    twin = tc.method("opsm", **arguments).twins["TRL"] | {"use_vllm": False}
-    ours = trained_on_samples(tmp_path / "ours", "opsm", arguments)
-    assert_same_training(ours, train(tmp_path / "theirs", GRPOConfig, Sampled, **twin))
-    inner = trained_on_samples(tmp_path / "inner", "clip", {"epsilon": 0.05})
-    assert inner.grad_norms != pytest.approx(ours.grad_norms, rel=1e-2)
-
-
 # Variants ----------------------------------------------------------------------------------------
-
-VARIANTS = [
-    ("atr", {"level": "sequence", "reduction": "mean", "delta": 1e-3}),
-    ("atr", {"level": "sequence", "reduction": "max", "weight": "token", "delta": 1e-3}),
-    ("atr", {"level": "prefix", "reduction": "sum", "weight": "token", "delta": 1e-3}),
-    ("dppo", {"divergence": "binary_kl", "delta": 1e-5}),
-    ("bandpo", {"divergence": "chi2", "delta": 1e-5}),
-    ("kl_cov", {"share": 0.2}),
-    ("both", {"first": "soft_gate", "second": {"name": "trm", "delta": 1e-3}}),
-    ("either", {"first": {"name": "clip_cov", "share": 0.2, "cov_low": 0.0, "low": 0.01,
-                          "high": 0.01}, "second": "kl1"}),
-    ("trm", {"inner": {"name": "full_kl", "delta": 1e-3}, "divergence": "kl_old_new",
-             "delta": 1e-3}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "arguments"), VARIANTS, ids=lambda v: str(v)[:40])
-def test_a_variant_trains(tmp_path, name, arguments):
-    run = constrained(tmp_path, name, arguments, max_steps=4)
-    assert len(run.grad_norms) == 4 and all(math.isfinite(g) for g in run.grad_norms)
-    if tc.Trait.CUTS in tc.method(name, **arguments).traits:
-        assert max(run.column("trustclip/gated")) > 0
-
-
-@pytest.mark.parametrize("name", ["dppo", "tis", "icepop", "vespo", "trm"])
-def test_what_needs_the_sampler_trains_with_one(tmp_path, name):
-    arguments = {"anchor": "rollout"} if name in ("dppo", "vespo", "trm") else {}
-    run = trained_on_samples(tmp_path, name, arguments, max_steps=4)
-    assert len(run.grad_norms) == 4 and all(math.isfinite(g) for g in run.grad_norms)
 
 
 def test_sequence_levels_do_not_depend_on_micro_batches(tmp_path):
@@ -186,7 +147,3 @@ def test_sequence_levels_do_not_depend_on_micro_batches(tmp_path):
             tmp_path / f"{name}-b", name, arguments, max_steps=4, num_iterations=2, **split
         )
         assert b.grad_norms == pytest.approx(a.grad_norms, rel=1e-4), name
-
-
-def test_the_runs_are_long_enough_to_leave_the_policy():
-    assert trl_runs.COMMON["num_iterations"] == 3 and trl_runs.COMMON["max_steps"] == 6

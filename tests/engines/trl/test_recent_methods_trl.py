@@ -4,8 +4,6 @@ import pytest
 import torch
 from trl_runs import constrained
 
-import trustclip as tc
-from trustclip.engines.limits import check
 from trustclip.engines.trl import ConstrainedGRPOTrainer
 
 NARROW = {"low": 1e-2, "high": 1e-2, "inner": "importance_sampling"}
@@ -51,17 +49,3 @@ def test_the_old_entropy_is_that_of_the_policy_before_the_updates(
             clear = ((ratio - 1).abs() - 1e-2).abs() > 1e-4
             assert torch.equal(kept_tokens[mask][clear], ((ratio - 1).abs() < 1e-2)[clear])
         assert gated[first] == 0 < gated[first + 1]
-
-
-def test_skipped_completions_change_nothing_of_an_entropy_mask(tmp_path):
-    settings = {"max_steps": 6, "num_iterations": 3, "learning_rate": 1e-2}
-    runs = [
-        constrained(tmp_path / str(skip), "erc", NARROW, skip_zero_advantage=skip, **settings)
-        for skip in (False, True)
-    ]
-    assert runs[1].grad_norms == pytest.approx(runs[0].grad_norms, rel=1e-4)
-
-
-def test_an_engine_without_the_old_entropy_says_so_before_it_starts():
-    with pytest.raises(ValueError, match="'erc' cannot be trained in verl: it needs `entropy"):
-        check(tc.method("erc"), "verl")

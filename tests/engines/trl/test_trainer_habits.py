@@ -1,7 +1,6 @@
 """What users of Transformers' `Trainer` are used to holds for `ConstrainedGRPOTrainer`, too."""
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 from durable_runs import timeless
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 from transformers.trainer_utils import get_last_checkpoint
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -73,25 +72,6 @@ def test_a_run_continues_from_its_checkpoint(tmp_path, whole, how):
     assert grad_norms(trainer) == grad_norms(whole)
 
 
-def test_data_that_is_not_skipped_begins_again(tmp_path):
-    trainer_in(tmp_path, max_steps=3).train()
-    trainer = trainer_in(tmp_path, ignore_data_skip=True)
-    trainer.train(resume_from_checkpoint=True)
-    assert trainer.state.global_step == 6
-
-
-def test_a_callback_finds_the_checkpoint_of_its_step(tmp_path):
-    found = []
-
-    class Adapters(TrainerCallback):
-        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            found.append((folder / "model.safetensors").exists())
-
-    trainer_in(tmp_path, callbacks=[Adapters()]).train()
-    assert found == [True, True]
-
-
 def test_the_best_model_is_loaded_at_the_end(tmp_path):
     best = {"eval_strategy": "steps", "eval_steps": 3, "metric_for_best_model": "eval_reward"}
     settings = {"load_best_model_at_end": True, "greater_is_better": False, **best}
@@ -101,12 +81,6 @@ def test_the_best_model_is_loaded_at_the_end(tmp_path):
     assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{step}")
     saved = type(trainer.model).from_pretrained(tmp_path / f"checkpoint-{step}")
     assert torch.equal(weights_of(trainer), torch.cat([p.flatten() for p in saved.parameters()]))
-
-
-def test_a_checkpoint_can_be_the_model_alone(tmp_path):
-    trainer_in(tmp_path, save_only_model=True, max_steps=3).train()
-    names = {p.name for p in (tmp_path / "checkpoint-3").iterdir()}
-    assert "model.safetensors" in names and not names & {"optimizer.pt", "trustclip.json"}
 
 
 def test_checkpoints_can_be_pushed(tmp_path, monkeypatch):
@@ -210,23 +184,6 @@ def test_what_a_checkpoint_lacks_is_said(tmp_path, settings):
     trainer_in(tmp_path, PLAIN, max_steps=3).train()
     trainer = trainer_in(tmp_path, **settings)
     with pytest.warns(UserWarning, match=f"checkpoint-3 lacks {words[trainer.method.name]}"):
-        trainer.train(resume_from_checkpoint=True)
-
-
-def test_thresholds_of_another_method_are_not_taken_over(tmp_path):
-    trainer_in(tmp_path, max_steps=3, **CARRIED["thresholds"]).train()
-    other = {"method": {"name": "kl2", "delta": {**ADAPTIVE, "initial": 0.004}}, "max_steps": 4}
-    trainer = trainer_in(tmp_path, **other)
-    with pytest.warns(UserWarning, match="checkpoint-3 lacks the thresholds of 'kl2'"):
-        trainer.train(resume_from_checkpoint=True)
-
-
-def test_a_continued_run_is_not_called_inert_for_the_updates_before(tmp_path):
-    wide = {"method": {"name": "atr", "delta": 5.0}, "inert_patience": 5}
-    trainer_in(tmp_path, PLAIN, max_steps=6).train()
-    trainer = trainer_in(tmp_path, max_steps=7, **wide)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*inert.*")
         trainer.train(resume_from_checkpoint=True)
 
 

@@ -3,7 +3,6 @@
 import copy
 import datetime
 import decimal
-import enum
 import logging
 from typing import Any
 
@@ -18,7 +17,6 @@ from trl_runs import COMMON, constrained, fresh_model, plain, share_of_even_digi
 
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer, fast_paths
 from trustclip.engines.trl.phases import Generating
-from trustclip.engines.trl.recording.records import storable
 from trustclip.engines.trl.scoring.skipping import rows_that_matter
 
 BUILT = (ConstrainedGRPOConfig, ConstrainedGRPOTrainer)
@@ -72,17 +70,6 @@ def test_a_mixture_of_experts_trains_as_in_trl(tmp_path):
         assert got == pytest.approx(want, rel=1e-4, abs=1e-6), name
 
 
-def test_our_head_is_refused_where_a_router_has_a_loss(tmp_path):
-    with pytest.raises(ValueError, match=r"head='trustclip' cannot serve this model: its router"):
-        trainer_of(
-            tmp_path,
-            ConstrainedGRPOTrainer,
-            ConstrainedGRPOConfig,
-            mixture_of_experts(),
-            head="trustclip",
-        )
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -117,14 +104,6 @@ def test_under_autocast_both_heads_have_the_gradient_of_trl(tmp_path, head):
     want, got = gradient_of(theirs, inputs), gradient_of(ours, inputs)
     distance = (got - want).norm() / want.norm()
     assert distance < (1e-6 if head == "trl" else 0.02), distance  # bfloat16 has 8 bits
-
-
-def test_an_adapter_that_adds_tokens_keeps_the_head_of_trl(tmp_path):
-    from types import SimpleNamespace
-
-    trainer = build(tmp_path, *BUILT)
-    trainer.model.active_peft_config = SimpleNamespace(is_prompt_learning=True)
-    assert fast_paths.obstacle("head", trainer) == "its adapter adds tokens to the prompt"
 
 
 # The decoder -------------------------------------------------------------------------------------
@@ -169,20 +148,6 @@ def test_the_models_own_generation_config_is_honoured(tmp_path, name, value):
     assert name in declined(trainer)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("use_vllm", True, "another engine samples"),
-        ("use_transformers_continuous_batching", True, "another engine samples"),
-        ("rollout_func", print, "rollout_func samples"),
-    ],
-)
-def test_the_decoder_leaves_sampling_to_another_engine(tmp_path, name, value, words):
-    trainer = build(tmp_path, *BUILT)
-    setattr(trainer if name == "rollout_func" else trainer.args, name, value)
-    assert words in declined(trainer)
-
-
 def test_the_decoder_samples_with_an_adapter_in_training(tmp_path):
     """Its log-probabilities are the old ones, and so the first update's ratios are 1."""
     run = constrained(tmp_path, "atr", lora=True, decoder="auto", num_iterations=2, max_steps=4)
@@ -199,17 +164,6 @@ def test_what_tools_add_is_scored_by_a_pass():
     assert phase.decoder_logps(torch.ones(2, 3), 2) is None  # the second has become longer
     turns = Generating(sampled=[[[-1.0]], [[-1.0]]])
     assert turns.decoder_logps(torch.ones(1, 2), 1) is None
-
-
-def test_suppressed_tokens_are_not_sampled(tmp_path):
-    trainer = build(tmp_path, *BUILT, max_steps=1)
-    seen = []
-    generate = trainer._generate_and_score_completions
-    trainer._generate_and_score_completions = lambda x: seen.append(generate(x)) or seen[-1]
-    size = trainer.model.config.vocab_size
-    trainer.model.generation_config.suppress_tokens = [i for i in range(size) if i not in (40, 41)]
-    trainer.train()
-    assert set(seen[0]["completion_ids"].unique().tolist()) <= {40, 41}
 
 
 def test_a_replaced_generate_is_used(tmp_path, caplog):
@@ -314,25 +268,6 @@ def test_cut_tokens_have_no_gradient_whatever_value_they_are_held_at(tmp_path):
     assert logp.grad is not None and not logp.grad.any()
 
 
-@pytest.mark.parametrize(
-    ("method", "loss_type", "warned"),
-    [("gspo", "dapo", True), ("gmpo", "dr_grpo", True), ("gspo", "grpo", False),
-     ("luspo", "luspo", False), ("atr", "dapo", False)],
-)  # fmt: skip
-def test_a_sequence_level_method_gets_the_warning_of_trl(
-    tmp_path, caplog, method, loss_type, warned
-):
-    with caplog.at_level(logging.WARNING):
-        trainer = build(tmp_path, *BUILT, method=method, loss_type=loss_type)
-    assert ("weights each sequence by its completion length" in caplog.text) == warned
-    assert ("`importance_sampling_level` should be" in caplog.text) is False
-    assert trainer.importance_sampling_level == trainer.args.importance_sampling_level == "token"
-
-
-class Colour(enum.Enum):
-    RED = 1
-
-
 def test_whatever_is_logged_of_completions_can_be_stored(tmp_path):
     odd = [np.str_("a"), np.float32(0.5), decimal.Decimal("0.1"), datetime.date(2026, 1, 1)]
 
@@ -359,12 +294,6 @@ def test_whatever_is_logged_of_completions_can_be_stored(tmp_path):
 
     extra = states.load(tmp_path / "step-000002", "rank-0")["progress"]["logs"]["extra"]
     assert [extra[f"odd {n}"][0] for n in range(4)] == ["a", 0.5, "0.1", "2026-01-01"]
-
-
-def test_images_are_shown_by_their_place_only():
-    image = {"role": "user", "content": [{"type": "image", "image": object()}, {"type": "text"}]}
-    assert storable([image]) == [{"role": "user", "content": [{"type": "image"}, {"type": "text"}]}]
-    assert storable({Colour.RED: {Colour.RED}}) == {"Colour.RED": "{<Colour.RED: 1>}"}
 
 
 def test_without_a_config_there_are_defaults_under_which_a_constraint_acts(tmp_path, monkeypatch):

@@ -113,12 +113,6 @@ def test_a_model_that_changes_its_logits_otherwise_is_left_to_trl(tmp_path):
         hidden.check_head(model)
 
 
-def test_a_head_that_ranks_share_is_left_to_trl(tmp_path, monkeypatch):
-    trainer = build(tmp_path, "tied")
-    monkeypatch.setattr(type(trainer.model), "tp_size", 2, raising=False)
-    assert "shared out over 2 ranks" in (fast_paths.obstacle("head", trainer) or "")
-
-
 def test_the_exact_kl_is_refused_where_the_head_cannot_be_reached(tmp_path, monkeypatch):
     trainer = build(tmp_path, "tied", method="full_kl")
     monkeypatch.setattr(type(trainer.accelerator), "distributed_type", "FSDP")

@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import durable_runs
@@ -16,7 +15,6 @@ import torch
 from durable_runs import cut, differences, grpo, sft
 from patience import NEVER
 
-from trustclip.train.durable.saving import Content
 from trustclip.train.durable.trainer import Durable
 from trustclip.train.trainers import DurableGRPOTrainer
 
@@ -154,28 +152,6 @@ def test_the_comparison_sees_what_is_forgotten(tmp_path, monkeypatch, forgotten)
     assert differences(tmp_path / "whole", folder, after=2) != []
 
 
-def test_the_comparison_sees_that_averaged_weights_are_forgotten(tmp_path, monkeypatch):
-    settings = {**AVERAGE, **schedule(1, 2, 1)}
-    assert grpo(tmp_path / "whole", **settings).train_durably()
-    restore = DurableGRPOTrainer._restore
-    forgetful = lambda self, progress: restore(self, progress | {"average": []})  # noqa: E731
-    monkeypatch.setattr(DurableGRPOTrainer, "_restore", forgetful)
-    folder = cut(tmp_path / "whole", tmp_path / "cut", 3)
-    continued(grpo, folder, **settings)
-    assert differences(tmp_path / "whole", folder, after=3) != []
-
-
-def test_the_order_of_a_later_epoch_is_restored(tmp_path, monkeypatch):
-    """TRL's sampler draws it from a generator of its own, which starts anew with the process."""
-    settings = {**ATR, **schedule(2, 2, 1), "prompts": 4}
-    assert grpo(tmp_path / "whole", **settings).train_durably()
-    folder = cut(tmp_path / "whole", tmp_path / "cut", 4)
-    enter = Durable._enter_epoch
-    monkeypatch.setattr(Durable, "_enter_epoch", lambda self, epoch: enter(self, 0))
-    continued(grpo, folder, **settings)
-    assert differences(tmp_path / "whole", folder, after=4) != []
-
-
 def test_complete_training_is_not_trained_again(tmp_path):
     settings = {**ATR, **schedule(1, 2, 1)}
     whole = grpo(tmp_path / "whole", **settings)
@@ -189,27 +165,6 @@ def test_complete_training_is_not_trained_again(tmp_path):
         assert torch.equal(a, b), name
     more = grpo(tmp_path / "whole", **{**settings, "max_steps": 9})
     assert more.train_durably() and more.state.global_step == 9
-
-
-def test_gates_tell_update_and_completion_apart(tmp_path):
-    settings = {**ATR, **schedule(4, 2, 2)}
-    trainer = grpo(tmp_path, **settings)
-    assert trainer.train_durably()
-    rows = durable_runs.Rows(tmp_path / "rows").read()
-    gates = rows["gates.jsonl"]
-    assert [row["step"] for row in gates] == list(range(1, 8))
-    # 16 completions per generation, two micro-batches of 4 per update, two passes: 4 updates.
-    assert [set(row["generated"]) for row in gates] == [{0}] * 4 + [{4}] * 3
-    for first, second in ((0, 1), (2, 3), (4, 5)):
-        both = gates[first]["index"] + gates[second]["index"]
-        assert sorted(both) == list(range(16))
-    logged = {row["step"]: row["trustclip/gated"] for row in rows["metrics.jsonl"]}
-    for row in gates:  # every completion has five tokens: the mean share is the share of tokens
-        mean = sum(row["gated"]) / len(row["gated"])
-        assert mean == pytest.approx(logged[row["step"]], abs=1e-6)
-    assert max(logged.values()) > 0.05
-    samples = {(row["step"], row["index"]) for row in rows["samples.jsonl"]}
-    assert {k for row in gates for k in zip(row["generated"], row["index"], strict=True)} <= samples
 
 
 # -- SIGTERM ---------------------------------------------------------------------------------------
@@ -273,15 +228,6 @@ def test_sigterm_in_the_last_update_is_kept_too(tmp_path):
     finally:
         signal.signal(signal.SIGTERM, mine)
     assert grpo(tmp_path, **settings).train_durably() is True
-
-
-def test_trains_in_a_thread_that_cannot_listen_for_signals(tmp_path):
-    outcome = []
-    trainer = grpo(tmp_path, **{**ATR, **schedule(1, 2, 1), "max_steps": 2})
-    thread = threading.Thread(target=lambda: outcome.append(trainer.train_durably()))
-    thread.start()
-    thread.join()
-    assert outcome == [True]
 
 
 # -- refusals --------------------------------------------------------------------------------------
@@ -374,18 +320,6 @@ def test_a_checkpoint_is_a_model_that_transformers_and_peft_load(tmp_path):
         with torch.no_grad():
             ours, theirs = (m.eval()(input_ids=ids).logits for m in (trainer.model, loaded))
         assert torch.equal(ours, theirs), name
-
-
-def test_an_adapter_without_a_task_names_the_class_of_its_base_model(tmp_path):
-    from peft import LoraConfig, get_peft_model
-
-    from trustclip.train.durable import weights
-
-    model = get_peft_model(durable_runs.trl_runs.fresh_model()[0], LoraConfig(r=2))
-    weights.save_config(model, tmp_path)
-    Content(tensors=weights.files(model)).write_own(tmp_path)
-    config = json.loads((tmp_path / "adapter_config.json").read_text())
-    assert config["auto_mapping"]["base_model_class"] == "Qwen3ForCausalLM"
 
 
 # -- whole processes -------------------------------------------------------------------------------

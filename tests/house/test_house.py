@@ -287,8 +287,8 @@ _OPENERS = {
     *("ParquetFile", "read_table", "read_schema", "safe_load", "load_file", "loads"),
 }
 _OPENS = {
-    ("logs/engines.py", "loads"): "a file of this package",
-    ("logs/engines.py", "read_text"): "a file of this package",
+    ("logs/names.py", "loads"): "a file of this package",
+    ("logs/names.py", "read_text"): "a file of this package",
     ("logs/recognise.py", "iterdir"): "folders alone, and links are passed over",
     ("logs/verl.py", "iterdir"): "what is no file of the folder is passed over",
     ("logs/reader.py", "read_table"): "the reader of `trustclip.logs.table`",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trustclip.logs import engines, names
+from trustclip.logs import names
 from trustclip.logs.log import gather
 from trustclip.report.console import explain
 from trustclip.stats.silent import samples_for, silent
@@ -66,7 +66,7 @@ def events(folder: Path, values: dict[str, float], updates: int = 4) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("trainer", engines.VALUES)
+@pytest.mark.parametrize("trainer", names.VALUES)
 def test_a_trainer_is_known_by_its_names_and_its_numbers_are_ours(trainer) -> None:
     given, ours = LOGGED[trainer]
     assert names.trainer_of(list(given)) == trainer
@@ -76,11 +76,11 @@ def test_a_trainer_is_known_by_its_names_and_its_numbers_are_ours(trainer) -> No
 
 def test_every_name_of_a_table_is_one_of_ours_or_of_trl() -> None:
     ours = {*names.TRL.values(), *names.VERL.values(), *names.ANSWERS}
-    for table in engines.VALUES.values():
+    for table in names.VALUES.values():
         assert set(table.values()) <= ours
 
 
-@pytest.mark.parametrize("trainer", engines.VALUES)
+@pytest.mark.parametrize("trainer", names.VALUES)
 def test_explain_reads_it_and_never_says_that_all_is_usual_without_all_three(
     trainer, tmp_path
 ) -> None:

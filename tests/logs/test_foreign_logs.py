@@ -251,7 +251,9 @@ def test_bad_input_is_one_sentence(
 def test_a_half_written_last_line_is_left_out(tmp_path: Path) -> None:
     whole = (VERL / "metrics.jsonl").read_bytes()
     log = read_log(_bad(tmp_path, "a.jsonl", whole[:-400]))
-    assert len(log.rows) == 9 and log.remarks == ["line 10 is half written, and left out"]
+    assert len(log.rows) == 9 and log.remarks == [
+        "a.jsonl: the last line is half written, and left out"
+    ]
     whole = (VERL / "console.log").read_bytes()
     log = read_log(_bad(tmp_path, "a.log", whole[:-400]))
     assert len(log.rows) == 9 and "half written" in log.remarks[0]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trustclip.logs import engines, names, trl, verl
+from trustclip.logs import names, trl, verl
 from trustclip.logs.log import Log, Schedule
 from trustclip.support.jsonl import Row
 
@@ -25,15 +25,14 @@ def log_of(
     if trainer == "TRL":
         settings = {name: config[name] for name in trl.SETTINGS if name in config}
         schedule = trl.schedule_of(settings)
-        unknown = trl.missing(rows, schedule)
-    elif trainer == "verl":
-        settings = verl.settings_of(config)
-        schedule, unknown = verl.schedule_of(settings), verl.missing(rows)
+        unknown = trl.left_open(rows, schedule)
     elif trainer is not None:
-        unknown = engines.missing(trainer, rows)
+        settings = verl.settings_of(config) if trainer == "verl" else {}
+        schedule = verl.schedule_of(settings)
+        unknown = names.left_open(trainer, set().union(*rows))
     if not settings:
         unknown = [*unknown, "settings: the log has none"]
     return Log(
         path, trainer or "unknown trainer", kind, rows, settings, schedule,
-        unknown=unknown, remarks=remarks, two_policies=trainer in engines.TWO_POLICIES,
+        unknown=unknown, remarks=remarks, two_policies=trainer in names.TWO_POLICIES,
     )  # fmt: skip

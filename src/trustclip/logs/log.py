@@ -21,6 +21,26 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class Source:
+    """A form in which logs are kept, and its reader.
+
+    Args:
+      files: what such a log is, for a sentence that says what was looked for.
+      accepts: whether a file is one, by its path and its first bytes.
+      candidates: those in a folder, without the folders below.
+      read: the log at a path; a ValueError where it is damaged, of two runs, or of none.
+      rows: its tokens, one completion at a time, without computing anything from them; None where
+        it has none.
+    """
+
+    files: str
+    accepts: Callable[[Path, bytes], bool]
+    candidates: Callable[[Path], list[Path]]
+    read: Callable[[Path], "Log"]
+    rows: Callable[[Path], Iterator[TokenRow]] | None = None
+
+
+@dataclass(frozen=True)
 class Log:
     """The log of a run of another trainer."""
 

@@ -1,21 +1,40 @@
-"""Names of metrics in other trainers, and ours.
+"""Names of metrics in other trainers, and ours: ``names.toml``.
 
 Where another trainer's metric is the same quantity as one of ours, it gets our name; all others
 keep theirs. Ours are those of `trustclip.constraints.diagnostics` (``trustclip/...``), the
 sampler's among them, and, for what every trainer measures, TRL's.
 """
 
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
-from trustclip.logs import engines
 from trustclip.support.jsonl import Row
 
 #: Metrics of our own loss in verl.
 _OURS = "actor/trustclip/"
 
-TRL, VERL = engines.NAMES["TRL"], engines.NAMES["verl"]
+_TABLE: Mapping[str, Mapping[str, Any]] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+)
+
+
+def _of_each(key: str) -> dict[str, str]:
+    """The names that a list of each trainer has, and the trainer of each."""
+    return {name: trainer for trainer, part in _TABLE.items() for name in part.get(key, ())}
+
+
+TRL, VERL = _TABLE["TRL"]["names"], _TABLE["verl"]["names"]
+#: Trainer -> its names -> ours, of the trainers that a tracker's log alone tells.
+VALUES = {trainer: part["names"] for trainer, part in _TABLE.items() if "marks" in part}
+#: Logged as new minus old, where our estimates are old minus new.
+_NEGATIVE = _of_each("negative").keys()
+#: Trainers whose ratio is to the sampler, with no third policy.
+TWO_POLICIES = {trainer for trainer, part in _TABLE.items() if part.get("two_policies")}
+#: Names that only one of them has; and those that are ours, too.
+_MARKS, _SHARED = _of_each("marks"), _of_each("shared")
 
 #: What answers a question of `trustclip explain`: a log needs at least one of these.
 ANSWERS = {
@@ -44,7 +63,7 @@ def translate(values: Mapping[str, Any], trainer: str | None = None) -> Row:
       >>> translate({"train/ppo_kl": 0.1, "train/pg_clipfrac": 0.2}, "slime")
       {'trustclip/k1': 0.1, 'trustclip/gated': 0.2}
     """
-    own_table = engines.VALUES.get(trainer or "", {})
+    own_table = VALUES.get(trainer or "", {})
     ours = {name: value for name, value in values.items() if name.startswith(_OURS)}
     row: Row = {name.removeprefix("actor/"): value for name, value in ours.items()}
     own = "trustclip/gated" in row
@@ -53,7 +72,7 @@ def translate(values: Mapping[str, Any], trainer: str | None = None) -> Row:
         if name.startswith((_OURS, "eval_", "eval/", "val-", "val/")):
             continue
         plain = name.removesuffix("@sum") if own_table else name
-        if plain in engines.NEGATIVE:
+        if plain in _NEGATIVE:
             value = -value
         row.setdefault(own_table.get(plain) or TRL.get(name) or VERL.get(name) or name, value)
     lower = values.get("actor/pg_clipfrac_lower")
@@ -75,24 +94,35 @@ def trainer_of(names: Sequence[str]) -> str | None:
       'SkyRL'
     """
     plain = [name.removeprefix("train/") for name in names]
-    if other := engines.trainer_of([name.removesuffix("@sum") for name in plain]):
-        return other
+    if alone := [_MARKS[name] for each in plain if (name := each.removesuffix("@sum")) in _MARKS]:
+        return alone[0]
     for trainer, table in (("TRL", TRL), ("verl", VERL)):
-        if any(name in table or engines.SHARED.get(name) == trainer for name in plain):
+        if any(name in table or _SHARED.get(name) == trainer for name in plain):
             return trainer
     return None
+
+
+def left_open(trainer: str, known: Iterable[str]) -> list[str]:
+    """What a trainer's metrics leave open, in words, given all that is known."""
+    there = set(known)
+    questions = _TABLE[trainer].get("open", _TABLE["others"]["open"])
+    return [
+        question["what"].format(trainer=trainer)
+        for question in questions
+        if not there & {*question.get("unless", ())}
+    ]
 
 
 def nothing_of(names: Sequence[str]) -> str:
     """Predicate about a log in which no name is known: what was looked for, what is there."""
     examples = ("clip_ratio/region_mean", "actor/pg_clipfrac", "entropy", "actor/entropy", "reward")
     listing = ", ".join(sorted(names)[:8]) or "nothing"
-    choices = [*TRL, *VERL, *engines.MARKS, *ANSWERS]
+    choices = [*TRL, *VERL, *_MARKS, *ANSWERS]
     near = [(name, match) for name in names if (match := get_close_matches(name, choices, 1, 0.8))]
     hint = f" {near[0][0]!r} is like {near[0][1][0]!r}." if near else ""
     return (
         f"has no metric of reinforcement learning: looked for {', '.join(examples)} and others of "
-        f"TRL, verl, {', '.join(engines.VALUES)}, found {listing}"
+        f"TRL, verl, {', '.join(VALUES)}, found {listing}"
         f"{', ...' if len(names) > 8 else ''}.{hint}"
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trustclip.logs.digest import digest
-from trustclip.logs.log import Log, first_row
+from trustclip.logs.log import Log, Source, first_row
 from trustclip.logs.tokens import REQUIRED, SUFFIXES, TOKENS, TokenRow, read_tokens, token_files
 from trustclip.support.inside import Inside
 from trustclip.support.reading import lines
@@ -18,21 +18,15 @@ _ANSWERS = {
     "entropy": "entropy",
 }
 
-#: The completions of a file, or of the files in a folder, one at a time, in whatever order.
-rows = read_tokens
 
-LOOKED_FOR = "tokens.parquet or tokens.jsonl with logp and advantage (any trainer)"
-
-
-def accepts(path: Path, head: bytes) -> bool:
-    """Whether a file is one of these."""
+def _accepts(path: Path, head: bytes) -> bool:
     if path.suffix == ".parquet":
         return True
     first = first_row(head)
     return path.suffix == ".jsonl" and bool({*REQUIRED, "logp_rollout"} & set(first))
 
 
-def candidates(folder: Path) -> list[Path]:
+def _candidates(folder: Path) -> list[Path]:
     """Files of tokens in a folder, its folder ``tokens``, or itself if it holds nothing else."""
     options = [Inside(folder).file(f"{TOKENS}{suffix}") for suffix in SUFFIXES]
     paths = [path for path in options if path.is_file()]
@@ -46,10 +40,10 @@ def candidates(folder: Path) -> list[Path]:
 
 
 def _is_tokens(path: Path) -> bool:
-    return accepts(path, next(lines(path), b""))
+    return _accepts(path, next(lines(path), b""))
 
 
-def read(path: Path) -> Log:
+def _read(path: Path) -> Log:
     """Read a file of tokens, or a folder of them.
 
     Raises:
@@ -68,7 +62,7 @@ def read(path: Path) -> Log:
         trainer="unknown trainer",
         kind="tokens",
         rows=tokens.rows,
-        tokens=lambda: rows(path),
+        tokens=lambda: read_tokens(path),
         digest=tokens,
         unknown=[*unknown, "truncation"],
     )
@@ -88,3 +82,12 @@ def _course(path: Path) -> Iterator[TokenRow]:
                 )
             last = step
             yield row
+
+
+SOURCE = Source(
+    "tokens.parquet or tokens.jsonl with logp and advantage (any trainer)",
+    _accepts,
+    _candidates,
+    _read,
+    read_tokens,
+)

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.logs.digest import digest
-from trustclip.logs.log import Log, first_row
+from trustclip.logs.log import Log, Source, first_row
 from trustclip.logs.tokens import TokenRow
 from trustclip.support.inside import Inside
-from trustclip.support.jsonl import scan
+from trustclip.support.jsonl import numbered
 from trustclip.support.schemas import conform, mapping
-
-LOOKED_FOR = "token_exports/step_*/rank_*.jsonl (prime-rl)"
 
 #: Versions of the export that are read, and what a sequence must have.
 VERSIONS = (1,)
@@ -36,13 +34,12 @@ _RECORD = mapping(
 )
 
 
-def accepts(path: Path, head: bytes) -> bool:
-    """Whether a file is one of these."""
+def _accepts(path: Path, head: bytes) -> bool:
     first = first_row(head)
     return "trainer_logprobs" in first or "inference_logprobs" in first
 
 
-def candidates(folder: Path) -> list[Path]:
+def _candidates(folder: Path) -> list[Path]:
     """The exports in a folder."""
     inner = Inside(folder).file("token_exports")
     return [place for place in (folder, inner) if place.is_dir() and _files(place)]
@@ -61,7 +58,7 @@ def _files(path: Path) -> list[Path]:
     return [file for _, _, file in sorted(files)]
 
 
-def read(path: Path) -> Log:
+def _read(path: Path) -> Log:
     """Read an export, or one file of it.
 
     Raises:
@@ -95,21 +92,15 @@ def rows(path: Path, remarks: list[str] | None = None) -> Iterator[TokenRow]:
     """The sequences of an export, one at a time; raises what `read` does."""
     run: Any = None
     for file in _files(path):
-        for line in scan(file):
-            if line.row is None:
-                if not line.torn:
-                    raise ValueError(f"{file}:{line.number} is not a JSON object.")
-                if remarks is not None:
-                    remarks.append(f"{file.name}: the last line is half written, and left out")
-                continue
-            run_id = line.row.get("run_id")
+        for number, record in numbered(file, remarks):
+            run_id = record.get("run_id")
             if run_id is not None and run is not None and run_id != run:
                 raise ValueError(f"{path} holds two runs, {run} and {run_id}; give one of them.")
             run = run_id if run_id is not None else run
             try:
-                row = _row(line.row)
+                row = _row(record)
             except ValueError as error:
-                raise ValueError(f"{file}:{line.number}: {error}") from error
+                raise ValueError(f"{file}:{number}: {error}") from error
             if row is not None:
                 yield row
 
@@ -166,3 +157,12 @@ def _reward(rewards: Any) -> float | None:
     """Reward of a sequence, which the export repeats for each token."""
     numbers = [value for value in rewards or () if value is not None]
     return numbers[-1] if numbers else None
+
+
+SOURCE = Source(
+    "token_exports/step_*/rank_*.jsonl (prime-rl)",
+    _accepts,
+    _candidates,
+    _read,
+    rows,
+)

@@ -2,16 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 from trustclip.logs import neutral, prime_rl, tensorboard, trl, verl, wandb
-from trustclip.logs.log import Log, first_row
+from trustclip.logs.log import Log, Source, first_row
 from trustclip.logs.tokens import REQUIRED, TokenRow
 from trustclip.support.names import nearest, some
 from trustclip.support.reading import lines, opened
 
 #: In the order in which a file is looked at: the cheapest tests first, console logs last.
-SOURCES: tuple[ModuleType, ...] = (wandb, tensorboard, trl, prime_rl, neutral, verl)
+SOURCES = tuple(one.SOURCE for one in (wandb, tensorboard, trl, prime_rl, neutral, verl))
 
 #: Bytes of a file that are looked at, beside its first line.
 _HEAD = 1 << 20
@@ -25,7 +24,7 @@ def read_log(path: Path) -> Log:
     Raises:
       ValueError: it is no log that we know, or several, or a damaged one.
     """
-    source, place = locate(path)
+    source, place = _locate(path)
     return source.read(place)
 
 
@@ -37,21 +36,20 @@ def token_rows(path: Path) -> Iterator[TokenRow]:
     """
     if not path.exists():
         raise ValueError(f"{path}: there are no tokens, and no such file or folder.")
-    source, place = locate(path)
-    if not hasattr(source, "rows"):
-        raise ValueError(
-            f"{place} has no tokens; expected {prime_rl.LOOKED_FOR} or {neutral.LOOKED_FOR}."
-        )
+    source, place = _locate(path)
+    if source.rows is None:
+        kinds = " or ".join(one.files for one in SOURCES if one.rows is not None)
+        raise ValueError(f"{place} has no tokens; expected {kinds}.")
     return source.rows(place)
 
 
 def holds_tokens(path: Path) -> bool:
     """Whether the log at a path, which must be one, is of tokens."""
-    return hasattr(locate(path)[0], "rows")
+    return _locate(path)[0].rows is not None
 
 
-def locate(path: Path) -> tuple[ModuleType, Path]:
-    """The module that reads a path, and the file or folder in it that it reads; see `read_log`."""
+def _locate(path: Path) -> tuple[Source, Path]:
+    """The source of a path, and the file or folder in it that is read; see `read_log`."""
     if path.is_file():
         return _source_of(path), path
     logs = list(_candidates(path))
@@ -68,7 +66,7 @@ def locate(path: Path) -> tuple[ModuleType, Path]:
 
 def looked_for() -> str:
     """The sources, in one line."""
-    return f"looked for {'; '.join(source.LOOKED_FOR for source in SOURCES)}"
+    return f"looked for {'; '.join(source.files for source in SOURCES)}"
 
 
 def holds_log(path: Path) -> bool:
@@ -78,7 +76,7 @@ def holds_log(path: Path) -> bool:
     return any(True for folder in (path, *_below(path)) for _ in _candidates(folder))
 
 
-def _candidates(folder: Path) -> Iterator[tuple[ModuleType, Path]]:
+def _candidates(folder: Path) -> Iterator[tuple[Source, Path]]:
     for source in SOURCES:
         for place in source.candidates(folder):
             yield source, place
@@ -102,7 +100,7 @@ def _below(folder: Path) -> Iterator[Path]:
         level = inner
 
 
-def _source_of(path: Path) -> ModuleType:
+def _source_of(path: Path) -> Source:
     head = next(lines(path), b"")
     with opened(path) as file:
         file.seek(len(head))

@@ -5,22 +5,19 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.logs import hyperparameters
-from trustclip.logs.log import Log, gather
+from trustclip.logs.log import Log, Source, gather
 from trustclip.support.inside import Inside
 from trustclip.support.reading import parse_json
 
 #: Bytes around a record: its length, and a checksum of the length and of the record.
 _FRAME = 16
 
-LOOKED_FOR = "events.out.tfevents.* (TensorBoard)"
 
-
-def accepts(path: Path, head: bytes) -> bool:
-    """Whether a file is one of these."""
+def _accepts(path: Path, head: bytes) -> bool:
     return "tfevents" in path.name
 
 
-def candidates(folder: Path) -> list[Path]:
+def _candidates(folder: Path) -> list[Path]:
     """The folder itself, where it holds event files: a run that was resumed has several."""
     return [folder] if next(_files(folder), None) else []
 
@@ -32,7 +29,7 @@ def _files(path: Path) -> Iterator[Path]:
         yield from Inside(path).files("*tfevents*")
 
 
-def read(path: Path) -> Log:
+def _read(path: Path) -> Log:
     """Read an event file, or the event files of one run in a folder.
 
     Raises:
@@ -97,3 +94,6 @@ def _json(text: str) -> Mapping[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, Mapping) else {}
+
+
+SOURCE = Source("events.out.tfevents.* (TensorBoard)", _accepts, _candidates, _read)

@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from trustclip.constraints.batch import TokenBatch
 from trustclip.support import parquet
 from trustclip.support.inside import Inside, part_of
-from trustclip.support.jsonl import append_jsonl, scan
+from trustclip.support.jsonl import append_jsonl, numbered
 from trustclip.support.names import nearest
 from trustclip.support.reading import BEYOND
 
@@ -177,19 +177,11 @@ def read_tokens(path: Path) -> Iterator[TokenRow]:
     for file in files:
         if file.suffix not in SUFFIXES:
             raise ValueError(f"{file}: expected a .jsonl or .parquet file.")
-        for number, row in _parquet(file) if file.suffix == ".parquet" else _jsonl(file):
+        for number, row in _parquet(file) if file.suffix == ".parquet" else numbered(file):
             try:
                 yield TokenRow.of(row)
             except ValueError as error:
                 raise ValueError(f"{file}:{number}: {error}") from error
-
-
-def _jsonl(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for line in scan(file):
-        if line.row is not None:
-            yield line.number, line.row
-        elif not line.torn:  # a torn last line is still being written
-            raise ValueError(f"{file}:{line.number} is not a JSON object.")
 
 
 def _parquet(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:

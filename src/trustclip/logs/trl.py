@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.constraints.schedule import Schedule as Arithmetic
-from trustclip.logs.log import Log, Schedule, gather, numbers
+from trustclip.logs import names
+from trustclip.logs.log import Log, Schedule, Source, gather, numbers
 from trustclip.support.inside import Inside
 from trustclip.support.jsonl import Row, read_mapping
 
 NAME = "trainer_state.json"
-LOOKED_FOR = "trainer_state.json, alone or in checkpoint-* (TRL)"
-
 #: Settings of `GRPOConfig` that results depend on and that a recipe has too (a test compares them
 #: with the marks of `RLStage`).
 OF_RECIPES = (
@@ -30,12 +29,11 @@ SETTINGS = (
 _SCHEDULE = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
 
 
-def accepts(path: Path, head: bytes) -> bool:
-    """Whether a file is one of these."""
+def _accepts(path: Path, head: bytes) -> bool:
     return path.name == NAME or (head.lstrip()[:1] == b"{" and b'"log_history"' in head)
 
 
-def candidates(folder: Path) -> list[Path]:
+def _candidates(folder: Path) -> list[Path]:
     """The state in a folder: its own, or that of its last checkpoint."""
     files = Inside(folder)
     if (own := files.file(NAME)).is_file():
@@ -49,7 +47,7 @@ def _number(path: Path) -> int | None:
     return int(digits) if digits.isdecimal() else None
 
 
-def read(path: Path) -> Log:
+def _read(path: Path) -> Log:
     """Read a ``trainer_state.json``.
 
     Raises:
@@ -73,7 +71,7 @@ def read(path: Path) -> Log:
         kind=NAME,
         rows=rows,
         schedule=schedule,
-        unknown=[*missing(rows, schedule), "settings such as epsilon and num_iterations"],
+        unknown=[*left_open(rows, schedule), "settings such as epsilon and num_iterations"],
         remarks=remarks,
         finished=whole,
     )
@@ -111,11 +109,10 @@ def schedule_of(settings: Mapping[str, Any]) -> Schedule | None:
     return Schedule(updates, basis)
 
 
-def missing(rows: Sequence[Row], schedule: Schedule | None) -> list[str]:
-    """What TRL's metrics leave open."""
-    gaps = []
-    if schedule is None or schedule.updates > 1:
-        gaps.append("how far the policy moved within a generation (TRL does not log it)")
-    if not any("trustclip/sampler/abs" in row for row in rows):
-        gaps.append("whether the sampler differs (TRL measures that with vLLM alone)")
-    return [*gaps, "which tokens were clipped"]
+def left_open(rows: Sequence[Row], schedule: Schedule | None) -> list[str]:
+    """What TRL's metrics leave open; an update on every generation moves by nothing before it."""
+    single = {"one update a generation"} if schedule and schedule.updates <= 1 else set()
+    return names.left_open("TRL", single.union(*rows))
+
+
+SOURCE = Source("trainer_state.json, alone or in checkpoint-* (TRL)", _accepts, _candidates, _read)

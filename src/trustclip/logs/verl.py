@@ -2,16 +2,15 @@
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trustclip.logs.log import Log, Schedule, first_row, gather, numbers
+from trustclip.logs import names
+from trustclip.logs.log import Log, Schedule, Source, first_row, gather, numbers
 from trustclip.support.inside import Inside
-from trustclip.support.jsonl import Row, scan
+from trustclip.support.jsonl import numbered
 from trustclip.support.reading import check_bounds, lines, opened
-
-LOOKED_FOR = "a console log with lines of `step:N - ...`, or JSON lines with step and data (verl)"
 
 #: Suffixes under which people keep what a program printed.
 _TEXTS = (".log", ".txt", ".out")
@@ -40,8 +39,7 @@ SETTINGS = {
 }
 
 
-def accepts(path: Path, head: bytes) -> bool:
-    """Whether a file is one of these."""
+def _accepts(path: Path, head: bytes) -> bool:
     first = first_row(head)
     return set(first) == {"step", "data"} or (b"\0" not in head and _has_steps(path))
 
@@ -55,7 +53,7 @@ def _has_steps(path: Path) -> bool:
     return False
 
 
-def candidates(folder: Path) -> list[Path]:
+def _candidates(folder: Path) -> list[Path]:
     """Logs of either kind in a folder."""
     paths = []
     # wandb puts links to its logs elsewhere beside its own files.
@@ -69,7 +67,7 @@ def candidates(folder: Path) -> list[Path]:
     return paths
 
 
-def read(path: Path) -> Log:
+def _read(path: Path) -> Log:
     """Read a console log, or a file of verl's logger ``file``.
 
     Raises:
@@ -80,7 +78,7 @@ def read(path: Path) -> Log:
         as_json = file.read(1) == b"{"
     settings = {} if as_json else settings_of(_printed_config(path))
     rows, more = gather(path, (_json if as_json else _console)(path, remarks))
-    unknown = missing(rows)
+    unknown = names.left_open("verl", set().union(*rows))
     if not settings:
         unknown = [*unknown, "settings such as ppo_epochs and clip_ratio"]
     return Log(
@@ -96,17 +94,11 @@ def read(path: Path) -> Log:
 
 
 def _json(path: Path, remarks: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for line in scan(path):
-        row = line.row
-        if row is None:
-            if not line.torn:
-                raise ValueError(f"{path}:{line.number} is not a JSON object.")
-            remarks.append(f"line {line.number} is half written, and left out")
-            continue
+    for number, row in numbered(path, remarks):
         step, data = row.get("step"), row.get("data")
         if not isinstance(step, int) or not isinstance(data, Mapping):
             raise ValueError(
-                f"{path}:{line.number} is none of verl's: expected a whole number as step and an "
+                f"{path}:{number} is none of verl's: expected a whole number as step and an "
                 "object as data."
             )
         yield step, numbers(data)
@@ -175,12 +167,9 @@ def schedule_of(settings: Mapping[str, Any]) -> Schedule | None:
     return Schedule(batch / mini * epochs, basis)  # type: ignore[operator]
 
 
-def missing(rows: Sequence[Row]) -> list[str]:
-    """What verl's metrics leave open."""
-    gaps = ["the share of groups with equal rewards (verl logs none)"]
-    if not any("trustclip/sampler/k3" in row or "trustclip/sampler/k1" in row for row in rows):
-        gaps.append(
-            "whether the sampler differs (verl measures that with "
-            "actor_rollout_ref.rollout.calculate_log_probs=True)"
-        )
-    return [*gaps, "which tokens were clipped"]
+SOURCE = Source(
+    "a console log with lines of `step:N - ...`, or JSON lines with step and data (verl)",
+    _accepts,
+    _candidates,
+    _read,
+)

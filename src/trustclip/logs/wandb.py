@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.logs import hyperparameters
-from trustclip.logs.log import Log, gather, numbers
+from trustclip.logs.log import Log, Source, gather, numbers
 from trustclip.support.inside import Inside
 from trustclip.support.reading import LONGEST, opened, parse_json
-
-LOOKED_FOR = "run-*.wandb (an offline run of wandb)"
 
 #: The file begins with this, a magic number and the version of the format.
 _HEAD = b":W&B"
@@ -24,17 +22,16 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _STEPS = ("train/global_step", "training/global_step", "global_step")
 
 
-def accepts(path: Path, head: bytes) -> bool:
-    """Whether a file is one of these."""
+def _accepts(path: Path, head: bytes) -> bool:
     return head.startswith(_HEAD)
 
 
-def candidates(folder: Path) -> list[Path]:
+def _candidates(folder: Path) -> list[Path]:
     """Offline runs in a folder."""
     return [path for path in Inside(folder).files("*.wandb") if path.is_file()]
 
 
-def read(path: Path) -> Log:
+def _read(path: Path) -> Log:
     """Read an offline run.
 
     Raises:
@@ -115,3 +112,6 @@ def _frames(path: Path, remarks: list[str]) -> Iterator[bytes]:
                 raise ValueError(f"{path} has a record of more than {LONGEST >> 20} MiB.")
             if kind in (_FULL, _LAST):
                 yield b"".join(fragments)
+
+
+SOURCE = Source("run-*.wandb (an offline run of wandb)", _accepts, _candidates, _read)

@@ -62,13 +62,21 @@ def read_jsonl(path: Path) -> list[Row]:
     Raises:
       ValueError: a whole line is not a JSON object.
     """
-    rows = []
+    return [row for _, row in numbered(path)]
+
+
+def numbered(path: Path, remarks: list[str] | None = None) -> Iterator[tuple[int, Row]]:
+    """Rows of a JSON-lines file with the numbers of their lines; see `read_jsonl`.
+
+    A remark about a last line that is left out is added to ``remarks``.
+    """
     for line in scan(path):
         if line.row is not None:
-            rows.append(line.row)
+            yield line.number, line.row
         elif not line.torn:
             raise ValueError(f"{path}:{line.number} is not a JSON object.")
-    return rows
+        elif remarks is not None:
+            remarks.append(f"{path.name}: the last line is half written, and left out")
 
 
 def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -188,8 +188,8 @@ def verdicts(cause: str, seed: int) -> tuple[str, str]:
 
 
 def _name(pairs: Pairs) -> str:
-    verdict = compare(pairs)
-    return "sharper" if verdict.title.startswith("drawn from") else verdict.cause
+    name = compare(pairs).name
+    return "precision" if name == "finer" else name
 
 
 def confusion(seeds: range) -> Iterator[dict[str, str]]:

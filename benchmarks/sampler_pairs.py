@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trustclip.constraints.sampler import Pairs
 from trustclip.engines.trl.sampling.sampled import recorded
 from trustclip.engines.trl.scoring.floor import floor_of
-from trustclip.findings.mismatch.agreement import compare
+from trustclip.findings.mismatch.agreement import TITLES, compare
 from trustclip.logs.pairs import read_pairs as read
 
 PROMPTS, TOKENS, ROWS = 48, 80, 16
@@ -172,7 +172,7 @@ def line(name: str, file: Path) -> str:
     cells = [f"{float(x):.2g}" for x in numbers]
     cells += [
         f"{100 * outside:.1f} %",
-        f"{verdict.title}; {'go on' if verdict.harmless else 'stop'}",
+        f"{TITLES[verdict.name]}; {'stop' if verdict.troubles else 'go on'}",
     ]
     return f"| {name} | {len(d):,} | " + " | ".join(cells) + " |"
 

@@ -14,7 +14,7 @@ from trustclip.constraints.sampler import Pairs
 from trustclip.engines.trl.recording.mismatch import Mismatch
 from trustclip.findings.facts import FEWEST_TOKENS as FEWEST
 from trustclip.findings.live.first import FirstCompletions
-from trustclip.findings.mismatch.agreement import compare
+from trustclip.findings.mismatch.agreement import TITLES, compare
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.settings.stages import DemoSettings
 
@@ -87,7 +87,7 @@ def padded(z: Tensor) -> Tensor:
 def test_the_exact_sampler() -> None:
     z = logp(logits())
     found = compare(pairs(z, z, z))
-    assert found.cause == "none" and found.harmless and "to the bit" in found.text
+    assert found.name == "none" and not found.troubles and "to the bit" in found.sentence
 
 
 @pytest.mark.parametrize("size", [0.04, 0.14, 0.16])
@@ -101,9 +101,9 @@ def test_half_precision_of_a_real_engine_is_named_and_training_goes_on(size) -> 
         improbable = seen.trainer < math.log(0.1)
         assert d[improbable].abs().mean() > 2 * d[seen.trainer > math.log(0.5)].abs().mean()
     found = compare(seen)
-    assert found.cause == "precision" and found.harmless, found.text
-    assert "half precision" in found.title and "bfloat16" in found.text
-    assert "alike" not in found.text.partition("Training")[0]
+    assert found.name == "precision" and not found.troubles, found.sentence
+    assert "half precision" in TITLES[found.name] and "bfloat16" in found.sentence
+    assert "alike" not in found.sentence.partition("Training")[0]
 
 
 @pytest.mark.parametrize("temperature", [0.3, 0.6, 0.8, 0.95, 1.2, 1.5])
@@ -113,12 +113,12 @@ def test_a_temperature_is_recognised_and_estimated(temperature, undone) -> None:
     said, trainer = (scaled, plain) if undone else (plain, scaled)
     found = compare(pairs(scaled, said, trainer))
     relative = temperature if undone else 1 / temperature
-    assert found.cause == "temperature" and not found.harmless, found.text
-    told = found.text.partition("about ")[2].partition(" times")[0]
+    assert found.name == "temperature" and found.troubles, found.sentence
+    told = found.sentence.partition("about ")[2].partition(" times")[0]
     if told:
         assert float(told) == pytest.approx(relative, rel=0.15)
     else:  # too far for an estimate
-        assert ("well below" if relative < 1 else "well above") in found.text
+        assert ("well below" if relative < 1 else "well above") in found.sentence
     assert bool(told) == (temperature > 0.7)
 
 
@@ -128,9 +128,9 @@ def test_a_truncated_sampler_finds_every_token_likelier(options, noise) -> None:
     plain, said = logp(logits()), logp(logits(), **options)
     errors = torch.randn(said.shape, generator=torch.Generator().manual_seed(3))
     found = compare(pairs(said, said + noise * errors, plain))
-    assert found.cause == "truncation" and not found.harmless, found.text
+    assert found.name == "truncation" and found.troubles, found.sentence
     if "top_p" in options and not noise:
-        told = float(found.text.partition("top_p of about ")[2].partition(",")[0])
+        told = float(found.sentence.partition("top_p of about ")[2].partition(",")[0])
         assert told == pytest.approx(options["top_p"], abs=0.02)
 
 
@@ -139,7 +139,7 @@ def test_rows_of_padding_in_the_trainer_look_like_a_truncated_sampler_and_the_te
 ):
     z = logits()
     found = compare(pairs(logp(z), logp(z), padded(z)))
-    assert found.cause == "truncation" and "rows of padding" in found.text
+    assert found.name == "truncation" and "rows of padding" in found.sentence
 
 
 def test_a_few_huge_outliers_are_tokens_and_not_the_model() -> None:
@@ -151,8 +151,8 @@ def test_a_few_huge_outliers_are_tokens_and_not_the_model() -> None:
     assert token is not None
     token[[5, 80, 900]] = 77
     found = compare(Pairs(seen.trainer, broken, seen.entropy, seen.position, token))
-    assert found.cause == "outliers" and "3 tokens" in found.text, found.text
-    assert "token 77 (3 times)" in found.text
+    assert found.name == "outliers" and "3 tokens" in found.sentence, found.sentence
+    assert "token 77 (3 times)" in found.sentence
 
 
 def test_too_few_tokens_are_refused() -> None:

@@ -17,7 +17,7 @@ from trustclip.constraints.noise import capped_weight, cut_by_noise, effective_s
 from trustclip.constraints.sampler import Pairs
 from trustclip.engines.trl.scoring.floor import WAYS, floor_of, with_floor
 from trustclip.findings.mismatch import anatomy, damage
-from trustclip.findings.mismatch.agreement import compare
+from trustclip.findings.mismatch.agreement import TITLES, compare
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,7 +56,7 @@ def test_the_simulated_half_precision_is_that_of_published_engines() -> None:
     d = pairs.trainer - pairs.sampler
     assert 0.04 < d.std() < 0.06 and 0.09 < d.abs().quantile(0.95) < 0.13
     found = compare(pairs)
-    assert found.harmless and "differs from itself by" in found.text, found.text
+    assert not found.troubles and "differs from itself by" in found.sentence, found.sentence
 
 
 def test_size_is_judged_against_the_floor() -> None:
@@ -64,17 +64,17 @@ def test_size_is_judged_against_the_floor() -> None:
     pairs = healthy()
     assert pairs.floor is not None
     finer = replace(pairs, floor={way: d / 10 for way, d in pairs.floor.items()})
-    assert compare(pairs).harmless
+    assert not compare(pairs).troubles
     found = compare(finer)
-    assert found.cause == "weights" and not found.harmless and "times here" in found.text
+    assert found.name == "weights" and found.troubles and "times here" in found.sentence
 
 
 def test_noise_between_kernels_and_half_precision_is_neither() -> None:
     drawn = CAUSES.Distributions(3)
     said = drawn.noisy(CAUSES.HALF / 3)
     found = compare(drawn.pairs(said, said, drawn.z, half=False))
-    assert found.harmless and "an update or two old" in found.text
-    assert found.title.startswith("noise below that of bfloat16")
+    assert not found.troubles and "an update or two old" in found.sentence
+    assert TITLES[found.name].startswith("noise below that of bfloat16")
 
 
 def test_a_tail_that_the_trainer_has_itself_is_called_routing() -> None:
@@ -82,9 +82,9 @@ def test_a_tail_that_the_trainer_has_itself_is_called_routing() -> None:
     flipped = torch.where(drawn.some_tokens(0.08), drawn.noisy(1.2), drawn.noisy(CAUSES.HALF))
     pairs = drawn.pairs(flipped, flipped, drawn.z, half=True)
     assert pairs.floor is not None
-    assert "has no such tail against itself" in compare(pairs).text
+    assert "has no such tail against itself" in compare(pairs).sentence
     itself = {"precision": pairs.sampler - pairs.trainer}
-    assert "the model's own, which is routing" in compare(replace(pairs, floor=itself)).text
+    assert "the model's own, which is routing" in compare(replace(pairs, floor=itself)).sentence
 
 
 def test_the_floor_of_a_model_is_what_its_own_passes_differ_by() -> None:
@@ -178,9 +178,10 @@ def test_gspo_gates_three_percent_on_equal_weights() -> None:
 
 def test_a_bound_inside_the_noise_is_said_and_a_wide_one_is_not() -> None:
     pairs = healthy(half=True)
-    assert "inside the noise" in damage.too_tight(tc.method("gspo"), pairs, 200)
-    assert damage.too_tight(tc.method("clip", epsilon=0.5), pairs, 200) == ""
-    assert damage.too_tight(tc.method("gspo"), healthy(floor=False), 200) == ""
+    tight = damage.too_tight(tc.method("gspo"), pairs, 200)
+    assert tight is not None and "inside the noise" in tight.sentence
+    assert damage.too_tight(tc.method("clip", epsilon=0.5), pairs, 200) is None
+    assert damage.too_tight(tc.method("gspo"), healthy(floor=False), 200) is None
 
 
 # Anatomy

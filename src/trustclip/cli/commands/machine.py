@@ -130,24 +130,24 @@ def _report_verdict(pairs: "Pairs", length: int = 0, method: "Method | None" = N
       0 if they agree, or differ as half precision or other kernels make them; 1 otherwise.
     """
     from trustclip.findings.mismatch import anatomy, damage
-    from trustclip.findings.mismatch.agreement import compare
+    from trustclip.findings.mismatch.agreement import TITLES, compare
 
     verdict = compare(pairs)
-    say(f"{'verdict':<16}{verdict.title}")
-    say(verdict.text)
-    if verdict.cause == "none" and verdict.harmless:
+    say(f"{'verdict':<16}{TITLES[verdict.name]}")
+    say(verdict.sentence)
+    if verdict.name == "none":
         return 0
     for label, text in anatomy.lines(pairs):
         say(f"{label:<16}{text}")
     if not length and pairs.position is not None:
         length = int(pairs.position.max()) + 1
-    if verdict.adds_up and length:
+    if verdict.name in damage.ADDS_UP and length:
         for text in damage.sentences(pairs, length):
             say(text)
-    if method is not None and (text := damage.too_tight(method, pairs, length)):
-        say(text)
+    if method is not None and (tight := damage.too_tight(method, pairs, length)):
+        say(tight.sentence)
         return 1
-    return 0 if verdict.harmless else 1
+    return 1 if verdict.troubles else 0
 
 
 def _report(remarks: "Sequence[Remark]") -> int:

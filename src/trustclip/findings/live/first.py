@@ -8,6 +8,7 @@ from transformers import TrainerCallback
 from trustclip.constraints.sampler import Pairs
 from trustclip.engines.trl.scoring.floor import with_floor
 from trustclip.findings.facts import FEWEST_TOKENS
+from trustclip.findings.finding import Finding
 from trustclip.findings.mismatch.agreement import compare
 from trustclip.findings.mismatch.damage import too_tight
 from trustclip.logs.writing.run import RunWriter
@@ -39,13 +40,16 @@ class FirstCompletions(TrainerCallback):
             model = trainer.accelerator.unwrap_model(trainer.model)
             pairs = with_floor(pairs, model, trainer.temperature)
         verdict = compare(pairs)
-        row = {"cause": verdict.cause, "harmless": verdict.harmless, "text": verdict.text}
+        row = {"cause": verdict.name, "harmless": not verdict.troubles, "text": verdict.sentence}
         self._run.log({"stage": "sampler", "step": 0, **row})
-        if not verdict.harmless:
-            self._run.notice(0, "sampler_mismatch", verdict.text)
-            self._console.print(f"sampler: {verdict.text}", highlight=False, markup=False)
+        if verdict.troubles:
+            self._say("sampler_mismatch", verdict)
         if pairs.floor and (
-            text := too_tight(trainer.method, pairs, trainer.max_completion_length)
+            tight := too_tight(trainer.method, pairs, trainer.max_completion_length)
         ):
-            self._run.notice(0, "bound_in_noise", text)
-            self._console.print(f"gate: {text}", highlight=False, markup=False)
+            self._say("bound_in_noise", tight)
+
+    def _say(self, notice: str, finding: Finding) -> None:
+        """Record a finding as a notice, and print it."""
+        self._run.notice(0, notice, finding.sentence)
+        self._console.print(f"{finding.subject}: {finding.sentence}", highlight=False, markup=False)

@@ -17,7 +17,6 @@ Size alone says little: it is judged against the trainer's own noise on the same
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from trustclip.constraints.sampler import Pairs
 from trustclip.findings.facts import (
@@ -31,26 +30,15 @@ from trustclip.findings.facts import (
     KERNELS,
     ONE_SIDED,
 )
+from trustclip.findings.finding import Finding
 from trustclip.findings.mismatch.traces import Cause, Growth, Traces, cause_of, likely, traces_of
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What the comparison found."""
-
-    cause: Cause  # the likeliest one; "none" if the two agree
-    text: str  # the numbers, the cause, and what to set
-    harmless: bool  # whether training can go on unchanged
-    title: str  # the verdict in a few words
-
-    @property
-    def adds_up(self) -> bool:
-        """Whether the differences are noise, which adds up over a completion."""
-        return self.cause in ("none", "precision", "tail", "stale", "weights")
-
-
-def compare(pairs: Pairs) -> Verdict:
+def compare(pairs: Pairs) -> Finding:
     """Compare trainer and sampler on the same tokens, and name the likeliest cause.
+
+    The finding's name is the cause, a key of `TITLES`. It is a warning unless training can go on
+    unchanged.
 
     Without entropies, a temperature or another prompt cannot be distinguished from other causes.
 
@@ -60,10 +48,10 @@ def compare(pairs: Pairs) -> Verdict:
     Example:
       >>> import torch
       >>> logp = -torch.linspace(0, 3, 1000)
-      >>> compare(Pairs(logp, logp + 0.005 * torch.linspace(0, 99, 1000).sin())).cause
-      'precision'
-      >>> compare(Pairs(logp, logp - torch.linspace(0, math.log(0.9), 1000))).cause
-      'truncation'
+      >>> compare(Pairs(logp, logp + 0.005 * torch.linspace(0, 99, 1000).sin())).kind
+      'sampler/precision'
+      >>> compare(Pairs(logp, logp - torch.linspace(0, math.log(0.9), 1000))).kind
+      'sampler/truncation'
     """
     if len(pairs.trainer) < FEWEST_TOKENS:
         raise ValueError(
@@ -78,13 +66,17 @@ def compare(pairs: Pairs) -> Verdict:
     slight = traces.mean <= limit
     sharper = slight and likely(traces)
     parts = [_numbers(traces), _floor(traces), _WHY[cause](traces, pairs)]
-    parts += [_SHARPER] if sharper else []
-    title = _TITLES[cause]
+    name: str = cause
     if sharper:
-        title = "drawn from a sharper distribution than reported"
+        parts, name = [*parts, _SHARPER], "sharper"
     elif cause == "precision" and traces.between:
-        title = "noise below that of bfloat16: a finer precision, or slightly older weights"
-    return Verdict(cause, " ".join(filter(None, parts)), slight and not sharper, title)
+        name = "finer"
+    return Finding(
+        f"sampler/{name}",
+        "ok" if slight and not sharper else "warning",
+        " ".join(filter(None, parts)),
+        {"mean": traces.mean, "largest": traces.largest},
+    )
 
 
 def _numbers(traces: Traces) -> str:
@@ -290,7 +282,8 @@ _WHY: dict[Cause, Callable[[Traces, Pairs], str]] = {
     "weights": _weights,
 }
 
-_TITLES: dict[Cause, str] = {
+#: What is found, in a few words, by the name of the finding.
+TITLES = {
     "none": "sampler and trainer agree",
     "precision": "noise of half precision, quantisation or other kernels",
     "tail": "a few tokens differ by far more than the others",
@@ -302,6 +295,8 @@ _TITLES: dict[Cause, str] = {
     "depth": "a difference that grows with the context: cache or positions",
     "stale": "samples of older weights",
     "weights": "other weights, or another prompt",
+    "finer": "noise below that of bfloat16: a finer precision, or slightly older weights",
+    "sharper": "drawn from a sharper distribution than reported",
 }
 
 _SHARPER = (

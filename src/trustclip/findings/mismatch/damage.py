@@ -19,6 +19,7 @@ from trustclip.constraints.noise import (
 from trustclip.constraints.registry import method as build
 from trustclip.constraints.sampler import Pairs
 from trustclip.findings.facts import CUT_BY_NOISE
+from trustclip.findings.finding import Finding
 from trustclip.findings.rows import percent
 
 #: The usual cap of a weight of whole completions, and TRL's of its mask.
@@ -35,6 +36,10 @@ CORRECTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         {"level": "sequence", "reduction": "sum", "ceiling": 3.0, "weigh_by": "sequence"},
     ),
 }
+
+
+#: Names of findings whose differences are noise, which adds up over a completion.
+ADDS_UP = ("none", "precision", "finer", "sharper", "tail", "stale", "weights")
 
 
 def sentences(pairs: Pairs, length: int) -> Iterator[str]:
@@ -67,18 +72,19 @@ def sentences(pairs: Pairs, length: int) -> Iterator[str]:
     )
 
 
-def too_tight(method: Method, pairs: Pairs, length: int) -> str:
-    """A sentence where the trainer's own noise closes a gate; empty where it does not."""
+def too_tight(method: Method, pairs: Pairs, length: int) -> Finding | None:
+    """A warning where the trainer's own noise closes a gate; None where it does not."""
     noise = (pairs.floor or {}).get("batch")
     if noise is None or method.requires:
-        return ""
+        return None
     noise = noise[noise.isfinite()]
     share = cut_by_noise(method, noise, length) if len(noise) else 0.0
     if share <= CUT_BY_NOISE:
-        return ""
-    return (
+        return None
+    text = (
         f"The threshold of {method.name} lies inside the noise: on equal weights, two passes of "
         f"the trainer in other batches differ by {noise.abs().mean().item():.2g} nats per token, "
         f"and at {length:,} tokens that alone closes the gate on {percent(share)} of tokens, "
         "whatever the policy does. Widen the threshold, or score in float32."
     )
+    return Finding("gate/bound_in_noise", "warning", text, {"gated": share})

@@ -6,7 +6,6 @@ from trustclip.findings import (
     drift,
     entropy,
     gate,
-    guards,
     movement,
     sampler,
     scores,
@@ -34,10 +33,10 @@ SUBJECTS: tuple[Subject, ...] = (
     signals.of_run,
     scores.of_run,
     shadows.of_run,
-    guards.of_run,
+    lambda course: _notices(course.run),
 )
 #: Of a row of a table of runs, where all updates are one row of means.
-OF_MEANS: tuple[Subject, ...] = (gate.of_run, scores.of_run, shadows.of_run, guards.of_run)
+OF_MEANS: tuple[Subject, ...] = (gate.of_run, scores.of_run, shadows.of_run, SUBJECTS[-1])
 #: What a log must hold to be called usual: any metric of each kind.
 _READ = {
     "a share of clipped tokens": ("gated", "gated/positive_above", "gated/negative_below"),
@@ -77,6 +76,13 @@ def _subject(course: Course) -> Finding:
         many = f"{run.last_step} update{'s' * (run.last_step != 1)}"
         text = f"{run.name}: {describe(run.method)} on {run.model}, {many}{state}."
     return Finding("run/subject", "note", text, {"updates": run.last_step})
+
+
+def _notices(run: Run) -> Iterator[Finding]:
+    """The warnings of the guards that a run has logged, oldest first."""
+    for row in run.notices:
+        evidence = {"step": row.get("step")}
+        yield Finding(f"guard/{row.get('notice')}", "warning", str(row.get("text")), evidence)
 
 
 def _shortened(run: Run) -> Iterator[Finding]:

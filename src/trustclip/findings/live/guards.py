@@ -8,14 +8,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from trustclip.findings import guards as words
 from trustclip.findings.facts import (
     ALL_CUT,
     CLOSED,
     COLLAPSED,
     FIRST_ROWS,
     MASTERED,
+    MAX_SKIPPED,
     PATIENCE,
+    SKIP_WINDOW,
     SPIKE,
     SPIKE_AFTER,
     SPIKE_WINDOW,
@@ -24,6 +25,13 @@ from trustclip.findings.live import trends
 from trustclip.logs.writing.completions import Notice
 
 Row = Mapping[str, Any]
+
+#: Of an update that was skipped, by the trainer itself.
+NONFINITE_GRADIENT = (
+    "the gradient of this update is not finite (NaN or infinite), so the update was "
+    "skipped: weights and optimizer are unchanged. One such batch does no harm; more "
+    f"than {MAX_SKIPPED:.0%} of {SKIP_WINDOW} updates end the run."
+)
 
 
 class RowGuards:
@@ -108,25 +116,46 @@ class RowGuards:
         mastered = self._accuracy is not None and self._accuracy >= MASTERED
         if mastered or entropy >= COLLAPSED * first:
             return ""
-        return words.entropy_collapse(entropy, first, self._accuracy)
+        right = "" if self._accuracy is None else f", with {self._accuracy:.0%} of answers right"
+        return (
+            f"the entropy fell to {entropy:.3g} nats per token, {entropy / first:.0%} of the "
+            f"{first:.3g} it began with{right}: the policy has almost stopped exploring. Lower "
+            "learning_rate, let rare tokens rise further (a method with a wider upper bound, such "
+            "as clip_higher or atr), or stop at an earlier checkpoint."
+        )
 
     def _constant(self, row: Row) -> str | None:
         share = _number(row, "frac_reward_zero_std")
         if share is None or share < 1:
             return None if share is None else ""
-        return words.constant_reward(_number(row, "reward"))
+        reward = _number(row, "reward")
+        level = "" if reward is None else f" (mean reward {reward:.3g})"
+        return (
+            f"in the last {PATIENCE['constant_reward']} generations every answer to a "
+            f"problem got the same reward{level}: advantages are zero and there is nothing to "
+            "learn. Use problems that are solved sometimes but not always, raise num_generations, "
+            "or check the answer format with the completions in samples.jsonl."
+        )
 
     def _cut_short(self, row: Row) -> str | None:
         share = _number(row, "completions/clipped_ratio")
         if share is None or share < ALL_CUT:
             return None if share is None else ""
-        return words.truncated(share)
+        return (
+            f"{share:.0%} of completions lack an end token, as those cut off at the length limit "
+            "do: a truncated answer cannot be right. Raise max_completion_length, or teach the "
+            "model the format and its end first (sft)."
+        )
 
     def _closed(self, row: Row) -> str | None:
         share = _number(row, "trustclip/gated")
         if not share or share <= CLOSED:  # the first update of a generation has no evidence
             return "" if share else None
-        return words.gate_closed(share)
+        return (
+            f"the gate is closed on {share:.0%} of tokens in updates where it closes at all: "
+            "the constraint stops training more than it steers it. Lower learning_rate, take fewer "
+            "updates per generation (num_iterations, steps_per_generation), or widen its threshold."
+        )
 
     def _trend(self, look: Callable[[trends.Series], str]) -> str | None:
         return look(self._series) if self._complete else None
@@ -137,7 +166,13 @@ class RowGuards:
             return None
         if abs(value) <= SPIKE * max(before) or max(before) == 0:
             return ""
-        return words.spike(what, value, before)
+        largest = max(before)
+        return (
+            f"{what} jumped to {value:.3g}, {abs(value) / largest:.0f} times the largest of the "
+            f"{len(before)} rows before ({largest:.3g}). One jump may pass; if reward or entropy "
+            "then fall, go back to the checkpoint before it and lower learning_rate or "
+            "max_grad_norm."
+        )
 
 
 #: What each watch says of a row: a description of the failure, "" if all is well, None where the

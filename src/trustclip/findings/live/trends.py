@@ -11,7 +11,6 @@ from itertools import pairwise
 from statistics import linear_regression, median
 from typing import Any
 
-from trustclip.findings import guards as words
 from trustclip.findings.facts import (
     DEVIATIONS,
     FACTOR,
@@ -134,7 +133,13 @@ def mismatch_drift(series: Series) -> str:
     means = series[MISMATCH]["means"]
     if not rises(means) or means[-1] < LEAST_MISMATCH:
         return ""
-    return words.mismatch_drift(trend(means)[0], len(means), means[-1])
+    return (
+        f"the sampler drifts away from the trainer: sampler/k3 rose {trend(means)[0]:.1f} times "
+        f"over the last {len(means)} generations, to {means[-1]:.2g} nats per token. If it rose "
+        "from 0, the sampler's weights are not updated (LoRA not synchronised); if it grows with "
+        "the length of the completions, compare precision and kernels (trustclip doctor "
+        "--sampler). Correct for it (tis, icepop, anchor 'rollout') or lower learning_rate."
+    )
 
 
 def mismatch_jump(series: Series) -> str:
@@ -142,7 +147,12 @@ def mismatch_jump(series: Series) -> str:
     times = jumped(means)
     if times is None or means[-1] < LEAST_MISMATCH:
         return ""
-    return words.mismatch_jump(times, len(means) - 2, means[-1])
+    return (
+        f"the sampler left the trainer at once: sampler/k3 is {times:.0f} times its median of the "
+        f"{len(means) - 2} generations before ({means[-1]:.2g} nats per token), twice in a row. "
+        "Look for what changed there: a weight transfer that failed, a restarted or updated "
+        "engine, another prompt length; gates.jsonl has the worst tokens (column `worst`)."
+    )
 
 
 def weight_sync(series: Series) -> str:
@@ -156,18 +166,38 @@ def weight_sync(series: Series) -> str:
     before, current = values["means"], values["open"][:1]
     if not (before and current) or current[0] < max(LEAST_FRESH, JUMP * max(before)):
         return ""
-    return words.weight_sync(current[0], current[0] / max(*before, 1e-9), len(before))
+    times = current[0] / max(*before, 1e-9)
+    return (
+        "the sampler left the policy although it had just got its weights: sampler/abs of fresh "
+        f"samples is {current[0]:.2g} nats per token, {times:.0f} times as much as in any "
+        f"generation before ({len(before)}). Some weights were not sent or are not used (tied or "
+        "packed layers, adapters, an engine that restarted). Samples are not the policy's own "
+        "until that is found: correct for it (tis, icepop), and compare with trustclip doctor "
+        "--sampler."
+    )
 
 
 def ess_fall(series: Series) -> str:
     means = series[ESS]["means"]
     if not falls(means):
         return ""
-    return words.ess_fall(means[-1], trend(means)[0], len(means))
+    return (
+        "the effective sample size of whole completions against the sampler fell to "
+        f"{means[-1]:.0%}, {trend(means)[0]:.0%} of where it was {len(means)} generations ago: few "
+        "completions carry each update, and collapses have been seen to follow. Lower "
+        "learning_rate or the policy lag, take fewer updates per generation, or mask sequences "
+        "that are far off (icepop with level 'sequence', opsm, trm)."
+    )
 
 
 def entropy_rise(series: Series) -> str:
     means = series[ENTROPY]["means"]
     if not rises(means) or means[-1] < means[0] + LEAST_RISE:
         return ""
-    return words.entropy_rise(trend(means)[0], len(means), means[-1])
+    return (
+        f"the entropy rises: {trend(means)[0]:.1f} times as high as {len(means)} generations ago, "
+        f"{means[-1]:.2g} nats per token. Completions turn random, often just before the reward "
+        "falls. Lower learning_rate, an entropy bonus or the upper bound of the constraint "
+        "(entropy_slope/kept and gated/negative_* show which tokens drive it), and check the "
+        "sampler (sampler/k3)."
+    )

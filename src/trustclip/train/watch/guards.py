@@ -10,9 +10,8 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from trustclip.findings import guards as words
 from trustclip.findings.facts import MAX_SKIPPED, SHORTEST, SKIP_WINDOW
-from trustclip.findings.live.guards import Row, RowGuards
+from trustclip.findings.live.guards import NONFINITE_GRADIENT, Row, RowGuards
 from trustclip.logs.writing.completions import Notice
 from trustclip.support.names import TrainingError
 
@@ -78,7 +77,7 @@ class Guards(RowGuards, TrainerCallback, ExportableState):
         for parameter in parameters:
             parameter.grad = None
         self._skipped += 1
-        self.report(step, "nonfinite_gradient", words.nonfinite_gradient())
+        self.report(step, "nonfinite_gradient", NONFINITE_GRADIENT)
         recent, updates = sum(self._recent_skips), len(self._recent_skips)
         if recent > MAX_SKIPPED * max(updates, SHORTEST):
             raise TooManySkips(

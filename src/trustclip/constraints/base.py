@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from torch import Tensor
 
@@ -139,7 +139,25 @@ class Method(ABC):
     ``"package.module:Class"``; decorated with `definition`; final. Only `surrogate` is required;
     everything else has a default. A hyper-parameter marked `ByToken` may differ from token to
     token; one whose None stands for the source's number has that as ``source_NAME``; see `value`.
+    `requires`, `traits` and `statistics_over` that no hyper-parameter changes can be given where
+    the class begins: ``class Mine(Method, traits=Trait(0))``.
     """
+
+    _requires: ClassVar[tuple[str, ...] | None] = None
+    _traits: ClassVar[Trait] = Trait.CUTS
+    _statistics_over: ClassVar[Literal["generation", "micro_batch"] | None] = None
+
+    def __init_subclass__(
+        cls,
+        requires: tuple[str, ...] | None = None,
+        traits: Trait | None = None,
+        statistics_over: Literal["generation", "micro_batch"] | None = None,
+        **others: Any,
+    ) -> None:
+        super().__init_subclass__(**others)
+        cls._requires = cls._requires if requires is None else requires
+        cls._traits = cls._traits if traits is None else traits
+        cls._statistics_over = statistics_over or cls._statistics_over
 
     @abstractmethod
     def surrogate(self, batch: TokenBatch) -> Surrogate:
@@ -158,12 +176,14 @@ class Method(ABC):
 
         Those of its field ``anchor``, if it has one, unless overridden.
         """
+        if self._requires is not None:
+            return self._requires
         return anchor_fields(getattr(self, "anchor", "old"))
 
     @property
     def traits(self) -> Trait:
-        """Properties of the method; those of a plain hard gate unless overridden."""
-        return Trait.CUTS
+        """Properties of the method; those of a plain hard gate unless stated."""
+        return self._traits
 
     @property
     def twins(self) -> Twins:
@@ -204,7 +224,7 @@ class Method(ABC):
     def statistics_over(self) -> Literal["generation", "micro_batch"] | None:
         """What `statistics` is measured over: the generation batch at the old policy, every
         micro-batch at the current one, or (None) nothing."""
-        return None
+        return self._statistics_over
 
     def statistics(self, batch: TokenBatch, reduce: Reduce = lambda x: x) -> dict[str, Tensor]:
         """Numbers over many tokens that `surrogate` reads from ``batch.statistics``.

@@ -1,7 +1,6 @@
 """BAPO: clip bounds that open until positive advantages contribute their share."""
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from trustclip.constraints.masked import masked_sum, safe_exp
 
 
 @definition
-class BAPO(Method):
+class BAPO(Method, statistics_over="micro_batch"):
     r"""BAPO: PPO's clip, its bounds opened until positive advantages contribute their share.
 
     $$
@@ -77,10 +76,6 @@ class BAPO(Method):
                 "the bounds open upwards: `low_limit` must be at most `low` and `high_limit` at "
                 f"least `high`, got {self.low_limit}, {self.low}, {self.high_limit}, {self.high}."
             )
-
-    @property
-    def statistics_over(self) -> Literal["micro_batch"]:
-        return "micro_batch"
 
     def statistics(self, batch: TokenBatch, reduce: Reduce = lambda x: x) -> dict[str, Tensor]:
         """Log of the bounds that meet the target, or of the last ones, over all ranks."""

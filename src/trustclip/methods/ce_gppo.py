@@ -9,7 +9,7 @@ from trustclip.constraints.masked import choose, safe_exp
 
 
 @definition
-class CEGPPO(Method):
+class CEGPPO(Method, traits=Trait(0)):
     r"""CE-GPPO: a token that PPO's clip would cut keeps the gradient of the bound, scaled.
 
     $$
@@ -49,10 +49,6 @@ class CEGPPO(Method):
     high: Positive = 0.2
     beta_low: Positive = 0.5
     beta_high: Positive = 1.0
-
-    @property
-    def traits(self) -> Trait:
-        return Trait(0)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         x = batch.log_ratio

@@ -10,7 +10,7 @@ from trustclip.constraints.twins import Twins, verl_bounds, verl_settings
 
 
 @definition
-class CISPO(Method):
+class CISPO(Method, traits=Trait(0)):
     r"""CISPO: the ratio is clipped as a weight, so that every token keeps a gradient.
 
     $$
@@ -42,10 +42,6 @@ class CISPO(Method):
 
     low: UpToOne = 1.0
     high: Positive = 4.0
-
-    @property
-    def traits(self) -> Trait:
-        return Trait(0)
 
     @property
     def twins(self) -> Twins:

@@ -1,7 +1,6 @@
 """Clip-Cov: drop a few of the tokens whose covariance of advantage and log-probability is high."""
 
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,7 +13,12 @@ from trustclip.constraints.selection import uniform
 
 
 @definition
-class ClipCov(Method):
+class ClipCov(
+    Method,
+    requires=("keys",),
+    traits=Trait.CUTS | Trait.ACTS_ON_POLICY,
+    statistics_over="generation",
+):
     r"""Clip-Cov: a clip, and a random share of high-covariance tokens loses its gradient.
 
     $$
@@ -77,18 +81,6 @@ class ClipCov(Method):
             raise ValueError(
                 f"`cov_low` must be below `cov_high`, got {self.cov_low} and {self.cov_high}."
             )
-
-    @property
-    def requires(self) -> tuple[str, ...]:
-        return ("keys",)
-
-    @property
-    def traits(self) -> Trait:
-        return Trait.CUTS | Trait.ACTS_ON_POLICY
-
-    @property
-    def statistics_over(self) -> Literal["generation"]:
-        return "generation"
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return intervals.log_offsets(self.low, self.high)

@@ -9,7 +9,7 @@ from trustclip.constraints.masked import safe_exp
 
 
 @definition
-class DGPO(Method):
+class DGPO(Method, traits=Trait(0)):
     r"""DGPO: a token that PPO's clip would cut keeps a weight, continuous at the bound, that fades.
 
     $$
@@ -50,10 +50,6 @@ class DGPO(Method):
     high: Positive = 0.2
     n: Positive = 1.0
     m: Positive = 2.0
-
-    @property
-    def traits(self) -> Trait:
-        return Trait(0)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         x = batch.log_ratio

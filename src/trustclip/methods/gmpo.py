@@ -13,7 +13,7 @@ from trustclip.constraints.twins import Twins, verl_bounds, verl_settings
 
 
 @definition
-class GMPO(Method):
+class GMPO(Method, traits=Trait.CUTS | Trait.SEES_OTHERS):
     r"""GMPO: each token's ratio is clipped, and their geometric mean weights the sequence.
 
     $$
@@ -49,10 +49,6 @@ class GMPO(Method):
     """
 
     level: ClassVar[levels.Level] = "sequence"
-
-    @property
-    def traits(self) -> Trait:
-        return Trait.CUTS | Trait.SEES_OTHERS
 
     log_low: Positive = 0.4
     log_high: Positive = 0.4

@@ -1,7 +1,5 @@
 """KL-Cov: a penalty on the few tokens whose covariance is highest."""
 
-from typing import Literal
-
 from torch import Tensor
 
 from trustclip.constraints import gates
@@ -13,7 +11,12 @@ from trustclip.methods.clip_cov import covariance_of, means
 
 
 @definition
-class KLCov(Method):
+class KLCov(
+    Method,
+    requires=("keys",),
+    traits=Trait.MOVES_WITHOUT_ADVANTAGE | Trait.REVERSES,
+    statistics_over="generation",
+):
     r"""KL-Cov: the tokens of highest covariance pay a KL penalty, and no ratio is clipped.
 
     $$
@@ -56,18 +59,6 @@ class KLCov(Method):
     share: UpToOne = 2e-3
     beta: Positive = 1.0
     seed: int = 0
-
-    @property
-    def requires(self) -> tuple[str, ...]:
-        return ("keys",)
-
-    @property
-    def traits(self) -> Trait:
-        return Trait.MOVES_WITHOUT_ADVANTAGE | Trait.REVERSES
-
-    @property
-    def statistics_over(self) -> Literal["generation"]:
-        return "generation"
 
     def statistics(self, batch: TokenBatch, reduce: Reduce = lambda x: x) -> dict[str, Tensor]:
         """Means of advantages and log-probabilities; least covariance selected, and share of it."""

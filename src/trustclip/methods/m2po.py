@@ -1,7 +1,5 @@
 """M2PO: one budget for the second moment of the log-ratios of all tokens that leave."""
 
-from typing import Literal
-
 from torch import Tensor
 
 from trustclip.constraints import gates
@@ -11,7 +9,7 @@ from trustclip.constraints.selection import within_mean
 
 
 @definition
-class M2PO(Method):
+class M2PO(Method, statistics_over="micro_batch"):
     r"""M2PO: the tokens furthest from ratio 1 are dropped until the others are within a budget.
 
     $$
@@ -61,10 +59,6 @@ class M2PO(Method):
     @property
     def traits(self) -> Trait:
         return Trait.CUTS | anchor_traits(self.anchor)
-
-    @property
-    def statistics_over(self) -> Literal["micro_batch"]:
-        return "micro_batch"
 
     def statistics(self, batch: TokenBatch, reduce: Reduce = lambda x: x) -> dict[str, Tensor]:
         r"""Smallest $\log^2 w$ that is dropped, over all ranks; infinite where none is."""

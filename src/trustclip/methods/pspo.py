@@ -11,7 +11,7 @@ from trustclip.constraints.masked import safe_exp
 
 
 @definition
-class PSPO(Method):
+class PSPO(Method, traits=Trait.ACTS_ON_POLICY):
     r"""PSPO: the ratio is taken to a mixture of the new and the old policy, unclipped.
 
     $$
@@ -40,10 +40,6 @@ class PSPO(Method):
     """
 
     alpha: Annotated[float, Field(gt=0, lt=1)] = 0.1
-
-    @property
-    def traits(self) -> Trait:
-        return Trait.ACTS_ON_POLICY
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         return gates.soft(batch, (1 - self.alpha) * safe_exp(batch.log_ratio) + self.alpha)

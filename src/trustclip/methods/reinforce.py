@@ -8,7 +8,7 @@ from trustclip.constraints.batch import Surrogate, TokenBatch
 
 
 @definition
-class Reinforce(Method):
+class Reinforce(Method, traits=Trait(0)):
     r"""REINFORCE: every token weighs 1, however far the policy has moved from the one that sampled.
 
     $$
@@ -33,10 +33,6 @@ class Reinforce(Method):
       Williams, `Simple statistical gradient-following algorithms for connectionist reinforcement
       learning <https://doi.org/10.1007/BF00992696>`_, 1992
     """
-
-    @property
-    def traits(self) -> Trait:
-        return Trait(0)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         return gates.score_function(batch, torch.ones_like(batch.logp_old))

@@ -10,7 +10,7 @@ from trustclip.constraints.twins import Twins, verl_settings
 
 
 @definition
-class SoftGate(Method):
+class SoftGate(Method, traits=Trait(0)):
     r"""Soft gate: the objective saturates in the ratio instead of stopping (SAPO).
 
     $$
@@ -41,10 +41,6 @@ class SoftGate(Method):
 
     temperature_positive: Positive = 1.0
     temperature_negative: Positive = 1.05
-
-    @property
-    def traits(self) -> Trait:
-        return Trait(0)
 
     @property
     def twins(self) -> Twins:

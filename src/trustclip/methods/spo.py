@@ -7,7 +7,7 @@ from trustclip.constraints.masked import safe_exp
 
 
 @definition
-class SPO(Method):
+class SPO(Method, traits=Trait.REVERSES):
     r"""SPO: a quadratic penalty on the ratio reverses the gradient beyond the clip's bound.
 
     $$
@@ -36,10 +36,6 @@ class SPO(Method):
     """
 
     epsilon: Positive = 0.2
-
-    @property
-    def traits(self) -> Trait:
-        return Trait.REVERSES
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         x = batch.log_ratio

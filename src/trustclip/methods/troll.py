@@ -15,7 +15,7 @@ _HALVINGS = 26
 
 
 @definition
-class TROLL(Method):
+class TROLL(Method, requires=("candidates",)):
     r"""TROLL: a token's ratio is that of the policy's projection onto a KL ball around the old one.
 
     $$
@@ -66,10 +66,6 @@ class TROLL(Method):
 
     delta: Positive = 0.05
     alpha: NonNegative = 1.0
-
-    @property
-    def requires(self) -> tuple[str, ...]:
-        return ("candidates",)
 
     @property
     def traits(self) -> Trait:

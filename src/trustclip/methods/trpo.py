@@ -1,7 +1,5 @@
 """TRPO's trust region as a stopping rule: no further step once the batch has moved too far."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
@@ -12,7 +10,7 @@ from trustclip.constraints.masked import masked_sum
 
 
 @definition
-class TRPO(Method):
+class TRPO(Method, statistics_over="micro_batch"):
     r"""TRPO stop: every token is kept while the mean KL of the batch is small, then none is.
 
     $$
@@ -41,10 +39,6 @@ class TRPO(Method):
     """
 
     delta: Positive = 0.01
-
-    @property
-    def statistics_over(self) -> Literal["micro_batch"]:
-        return "micro_batch"
 
     def statistics(self, batch: TokenBatch, reduce: Reduce = lambda x: x) -> dict[str, Tensor]:
         """Mean KL(old || new) of the micro-batch over all ranks, nats per token."""

@@ -193,9 +193,6 @@ def test_the_suites_table_is_made_again(suite, built):
         assert yaml.safe_load(path.read_text())["eval"]["k"] == 4
     tables = [SuiteTable.of(read_runs([p]), "x") for p in (suite, built / "runs.parquet")]
     text = tables[0].markdown()
-    ours, again = (table.content() for table in tables)
-    gated = [row.pop("gated") for row in ours["rows"]], [row.pop("gated") for row in again["rows"]]
-    assert gated[0] == pytest.approx(gated[1])
-    assert json.dumps(ours) == json.dumps(again)
+    assert text == tables[1].markdown()
     assert "**Learning curves**" in text and "to 45 % updates" in text
     assert "# made up" in text and "seeds 0, 1, 2" in text

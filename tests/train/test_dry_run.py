@@ -44,30 +44,32 @@ def test_the_plan_of_a_recipe():
     evaluation = RecipeEval(tasks="arithmetic", every=32, k=4)
     made = plan(recipe(evaluation=evaluation, save_steps=20), problems=256, tests=100)
     # 96 updates of one micro-batch; a generation is 4 micro-batches of 16.
-    assert (made.generations, made.completions, made.prompts) == (24, 64, 8)
-    assert (made.all_completions, made.passes) == (1536, 0.75)
-    assert (made.update_sequences, made.update_prompts) == (16, 2.0)
+    assert made["a generation"] == "64 completions of 8 problems"
+    assert made["total"].startswith("24 generations, 1,536 completions: 0.75 passes")
+    assert made["an update"] == "16 completions of 2 problems"
     # After 0, 32, 64 and 96 updates, 4 x 100 completions each.
-    assert (made.evaluations, made.answers) == (4, 1600)
+    assert made["evaluations"] == "4, 1,600 completions in total"
     # After 20, 32, 40, 60, 64, 80 and 96 updates: an evaluation follows a checkpoint.
-    assert (made.checkpoints, made.kept) == (7, 2)
-    assert made.acts and "3 of the 4 updates" in made.why
+    assert made["checkpoints"] == "7 written, 2 kept"
+    assert made["can it act?"].startswith("yes: in 3 of the 4 updates")
 
 
 def test_the_plan_of_several_processes_and_passes_over_a_generation():
     made = plan(recipe(num_iterations=2, gradient_accumulation_steps=4, max_steps=10), processes=4)
     # 40 micro-batches, 8 per generation; 4 processes times 16 times 4 completions.
-    assert (made.generations, made.completions, made.updates_per_generation) == (5, 256, 2.0)
-    assert made.update_sequences == 256 and made.passes is None and made.evaluations == 0
-    assert plan(recipe(max_steps=95)).generations == 24
+    assert made["total"] == "5 generations, 1,280 completions"
+    assert made["a generation"] == made["an update"] == "256 completions of 32 problems"
+    assert made["updates"] == "10, 2 per generation" and made["evaluations"] == "0"
+    assert plan(recipe(max_steps=95))["total"].startswith("24 generations")
 
 
 def test_the_plan_says_when_the_constraint_cannot_act():
     aligned: dict[str, Any] = dict(gradient_accumulation_steps=4, allow_inert=True)
-    made = plan(recipe(**aligned))
-    assert not made.acts and "num_iterations" in made.why
-    assert plan(recipe(method="trpo", num_iterations=2, **aligned)).acts
-    assert plan(recipe(gradient_accumulation_steps=3, allow_inert=True)).acts
+    said = plan(recipe(**aligned))["can it act?"]
+    assert said.startswith("NO: ") and "num_iterations" in said
+    for acts in ({**aligned, "method": "trpo", "num_iterations": 2},
+                 {"gradient_accumulation_steps": 3, "allow_inert": True}):  # fmt: skip
+        assert plan(recipe(**acts))["can it act?"].startswith("yes: ")
 
 
 def test_the_weights_of_a_published_shape_are_counted_without_memory():

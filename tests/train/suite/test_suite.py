@@ -144,12 +144,6 @@ def test_methods_times_seeds_with_one_sft_and_a_table(folder):
     assert recipe["model"] == str(folder.out / started[0] / "final") and recipe["sft"] is None
     assert recipe["rl"]["method"] == method("clip", epsilon=0.2).to_dict()
 
-    table = json.loads((folder.out / "table.json").read_text())
-    atr, clip, _ = table["rows"]
-    assert atr["final"]["mean@4"]["value"] == 0.75 and clip["final"]["mean@4"]["value"] == 0.375
-    assert clip["difference"]["mean@4"]["value"] == -0.375 and atr["difference"] == {}
-    assert table["before"]["tiny"]["mean@4"]["value"] == 0.125
-    assert clip["gated"] == pytest.approx(0.01) and clip["seeds"] == [0, 1]
     text = (folder.out / "table.md").read_text()
     assert "atr is better than clip by 37.5 points" in text
     assert "--max-parallel 1" in text and "8 updates per run; seeds 0, 1" in text
@@ -408,9 +402,8 @@ def test_several_recipes_each_with_its_model(folder):
     runs = plan(folder.file).runs
     assert [(run.model, run.updates) for run in runs] == [("tiny", 8)] * 3 + [("owner/big", 9)] * 3
     folder.run()
-    table = json.loads((folder.out / "table.json").read_text())
-    assert table["steps"] == [8, 9] and list(table["before"]) == ["tiny", "owner/big"]
-    assert "| **owner/big** |" in (folder.out / "table.md").read_text()
+    text = (folder.out / "table.md").read_text()
+    assert "8, 9 updates per run" in text and "| **owner/big** |" in text
 
 
 MALFORMED = {

@@ -2,8 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,34 +33,20 @@ from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import completion, messages, rendered, right_completion
 from trustclip.train.rewarding import Rewards
 from trustclip.train.services import answers, check_sampling, incapable, no_answer, vllm_server
-from trustclip.train.settings.stages import EvalSettings, Recipe, RLSettings, RLStage, SFTSettings
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a recipe will do, by arithmetic alone. Counts are over all processes."""
-
-    updates: int  # of the optimizer
-    generations: int  # of samples
-    updates_per_generation: float
-    prompts: int  # per generation
-    completions: int  # per generation
-    all_completions: int  # of training, without evaluations
-    update_sequences: int  # that one update learns from
-    update_prompts: float  # the same in problems, if groups stay together
-    passes: float | None  # over the training problems; None where their number is not known
-    acts: bool  # whether the constraint can act
-    why: str  # the reason, as text
-    evaluations: int
-    answers: int | None  # sampled by all of them; None where tasks are not known
-    checkpoints: int  # written in total
-    kept: int  # of them at the end
+from trustclip.train.settings.stages import (
+    EvalSettings,
+    Recipe,
+    RLSettings,
+    RLStage,
+    SFTSettings,
+    SFTStage,
+)
 
 
 def plan(
     recipe: Recipe, problems: int | None = None, tests: int | None = None, processes: int = 1
-) -> Plan:
-    """Compute the numbers of a recipe, without a model.
+) -> dict[str, str]:
+    """What a recipe will do, by arithmetic alone: lines by their labels. Counts are over processes.
 
     ``problems`` is the number of training problems, without those that are too long, ``tests`` that
     of test problems over all tasks.
@@ -69,56 +54,64 @@ def plan(
     Example:
       >>> rl = RLStage(dataset="arithmetic", max_steps=96, per_device_train_batch_size=16,
       ...     gradient_accumulation_steps=1, steps_per_generation=4, num_iterations=1)
-      >>> numbers = plan(Recipe(name="tiny", model="tiny", output_dir="runs/tiny", rl=rl), 1024)
-      >>> numbers.generations, numbers.prompts, numbers.completions, numbers.passes, numbers.acts
-      (24, 8, 64, 0.1875, True)
+      >>> lines = plan(Recipe(name="tiny", model="tiny", output_dir="runs/tiny", rl=rl), 1024)
+      >>> lines["a generation"], lines["total"]
+      ('64 completions of 8 problems', '24 generations, 1,536 completions: 0.188 passes over the \
+problems')
     """
-    rl = recipe.rl
-    schedule = rl.schedule
-    micro_batches = rl.max_steps * rl.gradient_accumulation_steps
-    generations = math.ceil(
-        micro_batches / (schedule.steps_per_generation * schedule.num_iterations)
-    )
-    batch = rl.per_device_train_batch_size * processes
-    completions = batch * schedule.steps_per_generation
-    prompts = completions // rl.num_generations
-    sequences = batch * rl.gradient_accumulation_steps
-    evaluation_steps = set()
+    rl, schedule, group = recipe.rl, recipe.rl.schedule, recipe.rl.num_generations
+    of_generation = schedule.steps_per_generation * schedule.num_iterations
+    generations = math.ceil(rl.max_steps * rl.gradient_accumulation_steps / of_generation)
+    completions = rl.samples * processes
+    sequences = rl.per_device_train_batch_size * processes * rl.gradient_accumulation_steps
+    total = f"{generations:,} generations, {generations * completions:,} completions"
+    if problems:
+        passes = generations * (completions // group) / problems
+        total += f": {passes:.3g} passes over the problems"
+    evaluated: set[int] = set()
     if recipe.eval is not None:
-        evaluation_steps = {0, rl.max_steps} | _multiples(recipe.eval.every, rl.max_steps)
-    checkpoint_steps = _multiples(rl.save_steps, rl.max_steps) | (evaluation_steps - {0})
-    checkpoint_steps |= {rl.max_steps} if rl.save_steps else set()
-    acts, why = _acts(rl)
-    answers = None if tests is None or recipe.eval is None else recipe.eval.k * tests
-    return Plan(
-        updates=rl.max_steps,
-        generations=generations,
-        updates_per_generation=schedule.updates_per_generation,
-        prompts=prompts,
-        completions=completions,
-        all_completions=generations * completions,
-        update_sequences=sequences,
-        update_prompts=sequences / rl.num_generations,
-        passes=generations * prompts / problems if problems else None,
-        acts=acts,
-        why=why,
-        evaluations=len(evaluation_steps),
-        answers=None if answers is None else answers * len(evaluation_steps),
-        checkpoints=len(checkpoint_steps),
-        kept=min(len(checkpoint_steps), rl.save_total_limit or len(checkpoint_steps)),
-    )
+        evaluated = {0, rl.max_steps} | _multiples(recipe.eval.every, rl.max_steps)
+    evaluations = f"{len(evaluated)}"
+    if recipe.eval is not None and tests is not None:
+        evaluations += f", {recipe.eval.k * tests * len(evaluated):,} completions in total"
+    saved = _multiples(rl.save_steps, rl.max_steps) | (evaluated - {0})
+    saved |= {rl.max_steps} if rl.save_steps else set()
+    kept = min(len(saved), rl.save_total_limit or len(saved))
+
+    def of(problems: float) -> str:
+        return f" of {problems:,g} problem{'s' * (problems != 1)}"
+
+    return {
+        "model": recipe.model,
+        "fine-tuning": _tuning(recipe.sft),
+        "constraint": str(rl.method),
+        "can it act?": _acts(rl),
+        "updates": f"{rl.max_steps:,}, {schedule.updates_per_generation:g} per generation",
+        "an update": f"{sequences:,} completions{of(sequences / group)}",
+        "a generation": f"{completions:,} completions{of(completions // group)}",
+        "total": total,
+        "evaluations": evaluations,
+        "checkpoints": f"{len(saved)} written, {kept} kept",
+    }
 
 
-def _acts(rl: RLStage) -> tuple[bool, str]:
+def _tuning(sft: SFTStage | None) -> str:
+    if sft is None:
+        return "none"
+    epochs = f"{sft.num_train_epochs:g} epochs"
+    return f"{f'{sft.max_steps} updates' if sft.max_steps > 0 else epochs} on {sft.dataset}"
+
+
+def _acts(rl: RLStage) -> str:
     schedule = rl.schedule
     if Trait.ACTS_ON_POLICY in rl.method.traits:
-        return True, "it acts at any ratio, also on fresh samples"
+        return "yes: it acts at any ratio, also on fresh samples"
     if schedule.inert:
-        return False, schedule.explain_inert(rl.method.name)
+        return f"NO: {schedule.explain_inert(rl.method.name)}"
     updates = schedule.updates_per_generation
     if updates == int(updates):
-        return True, f"in {updates - 1:.0f} of the {updates:.0f} updates on each generation"
-    return True, f"{updates:g} updates on each generation, not all of them on fresh samples"
+        return f"yes: in {updates - 1:.0f} of the {updates:.0f} updates on each generation"
+    return f"yes: {updates:g} updates on each generation, not all of them on fresh samples"
 
 
 def _multiples(every: int, last: int) -> set[int]:
@@ -140,12 +133,11 @@ def dry_run(recipe: Recipe, console: Console, *, batch: bool = True) -> int:
         problems, tests = _problems(recipe, console)
         config, tokenizer = model_shape(recipe.model, settings.style)
     except ValueError:
-        console.print(_plan_table(recipe, plan(recipe, processes=processes)))
+        console.print(_plan_table(recipe.name, plan(recipe, processes=processes)))
         raise
     check_context(config, settings.max_completion_length, recipe.model)
     hardest = longest(problems, tokenizer, settings)
-    numbers = plan(recipe, len(problems), tests, processes)
-    console.print(_plan_table(recipe, numbers))
+    console.print(_plan_table(recipe.name, plan(recipe, len(problems), tests, processes)))
     _preview(recipe, problems[0], tokenizer, console)
     for text in _missing(recipe.training):
         console.print(f"cannot run on this machine: {text}", highlight=False, markup=False)
@@ -200,35 +192,12 @@ def _problems(recipe: Recipe, console: Console) -> tuple[Sequence[Problem], int 
     return problems, tests
 
 
-def _plan_table(recipe: Recipe, plan: Plan) -> Table:
-    tuning = "none"
-    if (sft := recipe.sft) is not None:
-        epochs = f"{sft.num_train_epochs:g} epochs"
-        tuning = f"{sft.max_steps} updates" if sft.max_steps > 0 else epochs
-        tuning += f" on {sft.dataset}"
-    passes = "" if plan.passes is None else f": {plan.passes:.3g} passes over the problems"
-    answers = "" if plan.answers is None else f", {plan.answers:,} completions in total"
-
-    def of(problems: float) -> str:
-        return f" of {problems:,g} problem{'s' * (problems != 1)}"
-
-    rows = {
-        "model": recipe.model,
-        "fine-tuning": tuning,
-        "constraint": str(recipe.rl.method),
-        "can it act?": ("yes: " if plan.acts else "NO: ") + plan.why,
-        "updates": f"{plan.updates:,}, {plan.updates_per_generation:g} per generation",
-        "an update": f"{plan.update_sequences:,} completions{of(plan.update_prompts)}",
-        "a generation": f"{plan.completions:,} completions{of(plan.prompts)}",
-        "total": f"{plan.generations:,} generations, {plan.all_completions:,} completions{passes}",
-        "evaluations": f"{plan.evaluations}{answers}",
-        "checkpoints": f"{plan.checkpoints} written, {plan.kept} kept",
-    }
-    table = Table(box=None, pad_edge=False, show_header=False, title=Text(recipe.name))
+def _plan_table(title: str, lines: Mapping[str, str]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False, title=Text(title))
     table.title_justify = "left"
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in rows.items():
+    for name, value in lines.items():
         table.add_row(name, Text(value))
     return table
 

@@ -19,7 +19,7 @@ from trustclip.engines.trl import ConstrainedGRPOConfig
 from trustclip.engines.trl.sampling.server import merged
 from trustclip.support import http
 from trustclip.train.configs import lora_config
-from trustclip.train.preflight.foreign import server_pairs
+from trustclip.train.preflight.sampler import server_pairs
 from trustclip.train.problems.prompts import messages, prompt_style
 
 

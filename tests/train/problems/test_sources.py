@@ -704,8 +704,6 @@ def test_sft_selection_counts_the_untagged_example():
         count_tokens=lambda p: len((p.solution or "").split()),
     )
     assert [(p.id, p.solution) for p in chosen] == [("a", "w w w w")]
-    with pytest.raises(ValueError, match="max_seq_length is 1"):
-        hub.select_for_sft([], max_seq_length=1, count_tokens=lambda p: 0)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs the shared problem sets")

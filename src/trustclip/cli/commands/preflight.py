@@ -92,7 +92,7 @@ class OfServer:
 def _of_server(arguments: Sequence[str]) -> "Pairs":
     """Completions of a running server, scored by it and by a model here."""
     from trustclip.support.http import check_address
-    from trustclip.train.preflight.foreign import server_pairs
+    from trustclip.train.preflight.sampler import server_pairs
 
     options = parse(OfServer, arguments, "doctor --sampler")
     check_address(options.server)

@@ -24,10 +24,9 @@ from trustclip.train.tiny import BUILT_IN, tiny_model
 
 #: On a CPU the longest batch is run only if it is expected to take less, in seconds.
 PATIENCE = 120.0
-#: Assumed for one CPU core: floating-point operations per second, bytes of weights per second, and
-#: seconds per layer and sampled token. From measurements of SmolLM2 on one core (an AMD EPYC with
-#: AVX-512): an order of magnitude elsewhere, good enough to distinguish minutes from hours.
-CORE_FLOPS, CORE_BYTES, PER_LAYER = 8e10, 1e10, 1e-3
+#: Assumed for one CPU core: floating-point operations per second, as measured with SmolLM2 (an AMD
+#: EPYC with AVX-512): an order of magnitude elsewhere, which distinguishes minutes from hours.
+CORE_FLOPS = 8e10
 
 
 @dataclass(frozen=True)
@@ -117,14 +116,9 @@ def _too_much(recipe: Recipe, hardest: Longest) -> str | None:
     settings = recipe.rl
     length = hardest.tokens + settings.max_completion_length
     update = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
-    # Two operations per weight and token forward, four backward; four bytes per weight.
+    # Two operations per weight and token forward, four backward.
     tokens = (4 * settings.samples + 2 * 6 * update) * length
-    cores = torch.get_num_threads()
-    seconds = weights * tokens / (CORE_FLOPS * cores)
-    if not samples_elsewhere(settings):
-        layers = config.get_text_config().num_hidden_layers
-        token = 4 * weights / CORE_BYTES + PER_LAYER * layers
-        seconds += settings.max_completion_length * token
+    seconds = weights * tokens / (CORE_FLOPS * torch.get_num_threads())
     if seconds <= PATIENCE:
         return None
     return f"On this CPU it would take about {seconds / 60:.0f} minutes; run it on a GPU."

@@ -211,9 +211,6 @@ def select_for_sft(
     ``max_seq_length`` long, by ``count_tokens`` of the whole example, chat template included;
     ``<think>`` tags go, the thoughts between them stay.
 
-    Raises:
-      ValueError: ``max_seq_length`` below 2.
-
     Example:
       >>> sums = Problem("a", "1+2", "3", "<think>one and two</think>\\nthree")
       >>> proof = Problem("b", "prove it", "proved", "thus")
@@ -222,8 +219,6 @@ def select_for_sft(
       >>> [p.solution for p in selected]
       ['one and two\\nthree']
     """
-    if max_seq_length < 2:
-        raise ValueError(f"max_seq_length is {max_seq_length}, must be at least 2 tokens")
     untagged = (
         replace(item, solution=item.solution.replace("<think>", "").replace("</think>", "").strip())
         for item in problems

@@ -73,7 +73,7 @@ def test_the_same_runs_table_and_resume_as_on_this_machine(folder):
     assert started[0].startswith("sft-") and len(started) == 4
     assert folder.folders() == ["atr-seed0", "clip-seed0", "none-seed0", "sft"]
     text = (folder.out / "table.md").read_text()
-    assert "--on slurm --gpus 0 --cpus 1" in text and "| 75.0 " in text
+    assert "--on slurm --gpus 0 --cpus 1" in text and "75.0" in text
     assert "update 8/8" in said and "clip-seed0" in said
     places = folder.workers()
     assert len(places) == 3 and all(p["host"] == os.uname().nodename for p in places)

@@ -28,7 +28,7 @@ from trustclip.constraints.base import ALIASES
 from trustclip.engines.limits import trains_in
 from trustclip.report.draw.figures import every_gate
 from trustclip.report.microscope import token_page
-from trustclip.report.rosetta import spelled
+from trustclip.constraints.notation import spelled
 from trustclip.support.marks import descriptions
 from trustclip.support.text import markdown_table
 from trustclip.train.settings.stages import Recipe, RecipeEval, RLStage, SFTStage

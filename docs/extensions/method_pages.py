@@ -16,7 +16,7 @@ from trustclip.constraints.batch import SUPPLIERS
 from trustclip.constraints.diagnostics import kl_threshold
 from trustclip.constraints.rosetta import ENGINES, Engine
 from trustclip.engines.limits import trains_in
-from trustclip.report.rosetta import spelled
+from trustclip.constraints.notation import spelled
 from trustclip.support.text import markdown_table
 
 #: Rows of a suite that a method is shown next to.

@@ -12,6 +12,7 @@ from trustclip.constraints.batch import Loss as Loss
 from trustclip.constraints.batch import Surrogate as Surrogate
 from trustclip.constraints.batch import TokenBatch as TokenBatch
 from trustclip.constraints.check import check as check
+from trustclip.constraints.conformance import conform as conform
 from trustclip.constraints.loss import coefficient as coefficient
 from trustclip.constraints.loss import policy_loss as policy_loss
 from trustclip.constraints.registry import as_method as as_method

@@ -16,8 +16,8 @@ from extensions.rosetta import page as written
 import trustclip as tc
 from trustclip.constraints import rosetta
 from trustclip.constraints.gradients import gradient_with_candidates
+from trustclip.constraints.notation import spelled
 from trustclip.engines.limits import ENGINES, refusal
-from trustclip.report.rosetta import spelled
 from trustclip.support.names import nearest
 
 #: What TRL is given beyond its defaults.

@@ -61,6 +61,10 @@ _LIBRARY = {
     "methods": ("constraints", "the constraints and their hyper-parameters"),
     "bounds": ("constraints", "the ratio interval of a method, and its twin in TRL and verl"),
     "check": ("constraints", "whether a method is right, such as one of your own: file.py:Class"),
+    "conform": (
+        "constraints",
+        "whether any trainer's loss is a method: file.py:function --as METHOD",
+    ),
     "doctor": ("machine", "versions, devices, and whether a schedule lets a constraint act"),
 }
 #: Commands that can be continued by the same command after SIGTERM or Ctrl-C.

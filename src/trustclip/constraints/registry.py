@@ -12,6 +12,7 @@ from torch import Tensor
 from trustclip.constraints.adaptive import Adaptive, split
 from trustclip.constraints.base import ALIASES, Method, method_class
 from trustclip.constraints.intervals import ratio
+from trustclip.constraints.notation import read
 from trustclip.support.names import unknown
 
 
@@ -47,7 +48,7 @@ def method(name: str, **hyperparameters: Any) -> Method:
 
 
 def as_method(spec: "Method | str | Mapping[str, Any]") -> Method:
-    """Convert a method, its name, or ``{"name": ..., **hyper-parameters}`` to a method.
+    """Convert a method, its name, ``{"name": ..., **hyper-parameters}`` or its text to a method.
 
     Raises:
       ValueError: none of these, or what `method` raises.
@@ -55,11 +56,13 @@ def as_method(spec: "Method | str | Mapping[str, Any]") -> Method:
     Example:
       >>> as_method({"name": "clip", "epsilon": 0.1}) == method("clip", epsilon=0.1)
       True
+      >>> as_method("clip(0.1)") == method("clip", epsilon=0.1)
+      True
     """
     if isinstance(spec, Method):
         return spec
     if isinstance(spec, str):
-        return method(spec)
+        return as_method(read(spec)) if "(" in spec else method(spec)
     if not isinstance(spec, Mapping):
         raise ValueError(f"a method is its name or a mapping with a `name`, got {spec!r}.")
     if "name" not in spec:

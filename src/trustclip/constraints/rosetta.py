@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trustclip.constraints.base import Method
+from trustclip.constraints.notation import Spec
 from trustclip.constraints.registry import as_method
 from trustclip.support.names import unknown
-
-#: A method as `trustclip.as_method` takes it.
-Spec = Mapping[str, Any] | str
 
 
 @dataclass(frozen=True)

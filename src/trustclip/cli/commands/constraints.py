@@ -4,12 +4,14 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.table import Table
 
 import trustclip
 from trustclip.cli.arguments import method_from, reads
+from trustclip.support.imports import import_object
+from trustclip.support.marks import Also, Metavar, Positional
 from trustclip.support.terminal import Terminal, say
 
 
@@ -110,6 +112,36 @@ def _method_of(argv: Sequence[str], command: str, does: str) -> Any:
 
 def check(argv: Sequence[str]) -> int:
     found = trustclip.check(_method_of(argv, "check", _CHECK))
+    say(found)
+    return 0 if found else 1
+
+
+@dataclasses.dataclass
+class Conform:
+    """Whether the loss of any trainer has the gradient of a method, on batches made to be hard.
+
+    A few lines wrap the loss: a function that names what it takes, of logp, logp_old, advantages,
+    mask and logp_rollout, each [batch, time], and returns a scalar. The exit status is 1 where it
+    has another gradient.
+    """
+
+    function: Annotated[str, Positional(), Metavar("FILE.py:FUNCTION")]
+    """The wrapped loss: file.py:function, or package.module:function."""
+    method: Annotated[str, Also(("--as",)), Metavar("METHOD")] = ""
+    """The method that the loss is meant to be, such as "tis(clip_higher(0.2, 0.272), 2)"."""
+    aggregation: str = ""
+    """How the loss must add up its tokens, such as token_mean; any way when empty."""
+    without: str = ""
+    """Names of batches that the trainer never makes, separated by commas, such as bfloat16."""
+
+
+@reads(Conform)
+def conform(options: Conform) -> int:
+    if not options.method:
+        raise ValueError('--as is missing: name the method, such as --as "clip(0.2)".')
+    loss = import_object(options.function, "loss")
+    without = [name.strip() for name in options.without.split(",") if name.strip()]
+    found = trustclip.conform(loss, options.method, options.aggregation or None, without)
     say(found)
     return 0 if found else 1
 

@@ -1,0 +1,295 @@
+"""Whether the loss of any trainer has the gradient of a method; see `trustclip.conform`."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints import discrepancies
+from trustclip.constraints.base import Method, moves_candidates
+from trustclip.constraints.batch import TokenBatch
+from trustclip.constraints.discrepancies import Compared, Difference
+from trustclip.constraints.gradients import gradient
+from trustclip.constraints.hard_batches import Case, cases
+from trustclip.constraints.notation import spelled
+from trustclip.constraints.registry import as_method
+from trustclip.support.names import unknown
+
+#: A loss: it takes fields of `TokenBatch` by name and returns a scalar.
+LossFunction = Callable[..., Tensor]
+
+#: Two gradients are the same number up to this relative difference, in float32 and in bfloat16.
+_SAME = {torch.float32: 1e-3, torch.bfloat16: 3e-2}
+#: A token this close to an edge of the gate (nats) may fall on either side of it by rounding.
+_AT_EDGE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+#: A coefficient of this share of the importance-weighted advantage counts as 0.
+_NOTHING = 1e-6
+
+
+@dataclass(frozen=True)
+class Conformance:
+    """The result of `conform`: true where the loss has the method's gradient; as text, sentences.
+
+    Args:
+      method: the method.
+      aggregation: how the loss adds up its tokens: a key of `AGGREGATIONS`.
+      factor: number by which the whole loss is multiplied.
+      tokens: how many were compared.
+      cases: names of the batches.
+      differences: what is different; empty where nothing is.
+    """
+
+    method: Method
+    aggregation: str
+    factor: float
+    tokens: int
+    cases: tuple[str, ...]
+    differences: tuple[Difference, ...]
+
+    def __bool__(self) -> bool:
+        return not self.differences
+
+    def __str__(self) -> str:
+        name = spelled(self.method.to_dict())
+        if self.differences:
+            return "\n- ".join([f"The loss is not {name}.", *map(str, self.differences)])
+        times = "" if self.factor == 1 else f", times {self.factor:g}"
+        return (
+            f"The loss is {name}: {self.tokens} tokens of {len(self.cases)} hard batches have its "
+            f"gradient. The loss is {AGGREGATIONS[self.aggregation].words}{times}."
+        )
+
+
+def conform(
+    loss: LossFunction,
+    method: Method | str | Mapping[str, Any],
+    aggregation: str | None = None,
+    leave_out: Sequence[str] = (),
+) -> Conformance:
+    r"""Whether the loss of any trainer has the gradient of a method, on batches made to be hard.
+
+    With $g_t$ the derivative of the loss in ``logp`` and $c_t A_t$ the method's `coefficient`, the
+    loss conforms if $g_t = -f u_t\, c_t A_t$ at every token of every batch, for one number $f$ and
+    the weights $u_t$ of one aggregation. The batches have padding on either side, holes, tokens of
+    probability 1e-11, ratios up to $e^{12}$, sequences of one token and of none, advantages of 0,
+    ratios of exactly 1, and log-probabilities in bfloat16.
+
+    Args:
+      loss: a function that wraps the trainer's. It names the fields of `TokenBatch` that it takes
+        (``logp, logp_old, advantages, mask, ...``), each [batch, time], and returns a scalar. If it
+        also names ``total_tokens``, one more batch comes in two parts, as on two ranks, with the
+        number of tokens of both.
+      method: what the loss is meant to be; see `trustclip.as_method`.
+      aggregation: a key of `AGGREGATIONS`, such as ``"token_mean"``; any of them when None.
+      leave_out: names of batches that the trainer never makes; see `cases`.
+
+    Raises:
+      ValueError: an unknown aggregation or batch; a method that moves tokens which were not
+        sampled; a loss that names a field which no batch has, or returns no scalar.
+
+    Example:
+      >>> def clipped(logp, logp_old, advantages, mask):
+      ...     ratio = (logp - logp_old).exp()
+      ...     kept = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+      ...     return -(kept * mask).sum() / mask.sum()
+      >>> conform(clipped, "clip(0.2)").aggregation
+      'token_mean'
+      >>> print(conform(clipped, "clip(0.1)").differences[0].verdict)
+      The gate is another one: the loss keeps tokens that the method cuts
+    """
+    method = as_method(method)
+    if moves_candidates(method):
+        raise ValueError(
+            f"{method.name!r} moves tokens that were not sampled, too, and only the gradient of "
+            "those that were is compared here."
+        )
+    if aggregation is not None and aggregation not in AGGREGATIONS:
+        raise ValueError(unknown("aggregation", aggregation, AGGREGATIONS))
+    named, tried = _named(loss), cases(method)
+    for name in leave_out:
+        if name not in (known := [one.name for one in tried]):
+            raise ValueError(unknown("batch", name, known))
+    tried = [
+        one
+        for one in tried
+        if one.name not in leave_out and (one.parts == 1 or "total_tokens" in named)
+    ]
+    answers = [_Gradients.of(one, method, loss, named) for one in tried]
+    names = tuple(one.name for one in tried)
+    if not any(answer.theirs.any() for answer in answers):
+        text = "The loss has no gradient in `logp`: the ratio, or the loss, is detached"
+        return Conformance(method, "", 0.0, 0, names, (Difference("detached", text),))
+    fits = [
+        (fit, fit.differences(answers))
+        for name in ([aggregation] if aggregation else AGGREGATIONS)
+        for fit in _Fit.candidates(name, answers)
+    ]
+    best, found = min(fits, key=lambda fit: _doubt(*fit))  # of equals the first
+    tokens = sum(int(answer.comparable.sum()) for answer in answers)
+    return Conformance(method, best.aggregation, best.factor, tokens, names, found)
+
+
+def _doubt(fit: "_Fit", found: Sequence[Difference]) -> int:
+    """How many tokens speak against a fit: a factor is believed if it explains most of them."""
+    unexplained = sum(one.tokens for one in found if one.cause == "unexplained")
+    return fit.wrong * (1 if fit.factor == 1 else 2) + unexplained
+
+
+def _named(loss: LossFunction) -> set[str]:
+    """Names of the arguments that a loss takes.
+
+    Raises:
+      ValueError: one of them is no field of a batch.
+    """
+    allowed = [f.name for f in fields(TokenBatch) if f.name not in _OF_NO_TRAINER]
+    allowed.append("total_tokens")
+    parameters = inspect.signature(loss).parameters.values()
+    names = {one.name for one in parameters if one.default is one.empty or one.name in allowed}
+    for name in sorted(names.difference(allowed)):
+        raise ValueError(unknown("argument of the loss", name, allowed))
+    return names
+
+
+_OF_NO_TRAINER = ("statistics", "packing", "density")
+
+# -- gradients -------------------------------------------------------------------------------------
+
+
+class _Gradients(NamedTuple):
+    """Gradients on one batch. Each tensor [batch, time], float64."""
+
+    case: Case
+    ours: Tensor  # the coefficient
+    theirs: Tensor  # minus the derivative of the loss
+    comparable: Tensor  # unmasked, and not at an edge of the gate
+
+    @classmethod
+    def of(cls, case: Case, method: Method, loss: LossFunction, named: set[str]) -> "_Gradients":
+        batch = case.batch
+        ours, surrogate = gradient(method, batch)
+        comparable = batch.mask.clone()
+        if batch.log_ratio.any():  # else nothing is rounded
+            for shift in (-_AT_EDGE[case.dtype], _AT_EDGE[case.dtype]):
+                _, moved = gradient(method, batch.with_logp(batch.logp + shift))
+                comparable &= moved.kept == surrogate.kept
+        total = int(batch.mask.sum())
+        rows = torch.arange(len(ours)).chunk(case.parts)
+        parts = [-_derivative(loss, named, case, some, total) for some in rows]
+        return cls(case, ours, torch.cat(parts), comparable)
+
+
+def _derivative(
+    loss: LossFunction, named: set[str], case: Case, rows: Tensor, total: int
+) -> Tensor:
+    """Derivative of a loss in ``logp``, on some sequences of a batch.
+
+    Raises:
+      ValueError: the loss takes what the batch has not, or returns no scalar.
+    """
+    given: dict[str, Any] = {}
+    for name in named - {"total_tokens"}:
+        if name not in case.given:
+            raise ValueError(
+                f"the loss takes `{name}`, which the method does not read: give it a constant in "
+                "your wrapper."
+            )
+        value = case.given[name][rows]
+        kept = torch.float32 if name == "advantages" else case.dtype
+        given[name] = value.to(kept) if value.is_floating_point() else value
+    leaf = given["logp"] = given["logp"].detach().requires_grad_()
+    if "total_tokens" in named:
+        given["total_tokens"] = total
+    value = loss(**given)
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        kind = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"the loss must be a scalar tensor; it returns {kind}.")
+    if not value.requires_grad:
+        return torch.zeros_like(leaf, dtype=torch.float64)
+    (found,) = torch.autograd.grad(value.sum(), leaf, allow_unused=True)
+    return torch.zeros_like(leaf).double() if found is None else found.double()
+
+
+# -- aggregations ----------------------------------------------------------------------------------
+
+
+class _Aggregation(NamedTuple):
+    words: str
+    weights: Callable[[Tensor], Tensor]  # of the mask: weight of each token
+
+
+def _mean_of_each(mask: Tensor) -> Tensor:
+    return mask / mask.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+#: How a loss may add up its tokens, with the weight of each.
+AGGREGATIONS = {
+    "token_mean": _Aggregation("a mean over all tokens", lambda m: m / m.sum()),
+    "sequence_mean": _Aggregation(
+        "a mean over sequences of the mean of each", lambda m: _mean_of_each(m) / len(m)
+    ),
+    "filled_sequence_mean": _Aggregation(
+        "a mean over sequences of the mean of each, without empty ones",
+        lambda m: _mean_of_each(m) / m.any(dim=1).sum(),
+    ),
+    "sequence_sum_mean": _Aggregation(
+        "a mean over sequences of the sum of each", lambda m: m / len(m)
+    ),
+    "filled_sequence_sum_mean": _Aggregation(
+        "a mean over sequences of the sum of each, without empty ones",
+        lambda m: m / m.any(dim=1).sum(),
+    ),
+    "place_mean": _Aggregation("a mean over all places, padding too", lambda m: m / m.numel()),
+    "sum": _Aggregation("a sum over all tokens", lambda m: m.double()),
+}
+
+
+class _Fit(NamedTuple):
+    """How a loss compares with a method under one aggregation and one factor."""
+
+    aggregation: str
+    factor: float
+    wrong: int = 0  # tokens that differ
+
+    @classmethod
+    def candidates(cls, aggregation: str, answers: Sequence[_Gradients]) -> Iterator["_Fit"]:
+        """With the factor 1, with that of most tokens, and with that of those of ratio 1."""
+        quotients = []
+        for answer in answers:
+            expected = AGGREGATIONS[aggregation].weights(answer.case.batch.mask) * answer.ours
+            both = answer.comparable & (expected != 0) & (answer.theirs != 0)
+            quotients.append((answer.theirs / expected)[both])
+        still = [
+            quotient
+            for quotient, answer in zip(quotients, answers, strict=True)
+            if not answer.case.batch.log_ratio.any()
+        ]
+        medians = [float(torch.cat(some).nanmedian()) for some in (quotients, still) if some]
+        for factor in (1.0, *medians):
+            if math.isfinite(factor) and factor:
+                fit = cls(aggregation, 1.0 if abs(factor - 1) < _SAME[torch.float32] else factor)
+                yield fit._replace(wrong=sum(int(fit.compared(x).wrong.sum()) for x in answers))
+
+    def differences(self, answers: Sequence[_Gradients]) -> tuple[Difference, ...]:
+        """What is different where one knows how the loss adds up its tokens."""
+        flipped = [Difference("sign", "The sign is wrong: the loss goes against the advantage")]
+        return (
+            *(flipped if self.factor < 0 else ()),
+            *discrepancies.differences([self.compared(answer) for answer in answers]),
+        )
+
+    def compared(self, answer: _Gradients) -> Compared:
+        """The loss's coefficient beside the method's."""
+        mask, ours = answer.case.batch.mask, answer.ours
+        weight = AGGREGATIONS[self.aggregation].weights(mask) * self.factor
+        # A gradient of padding is shown at the weight of the largest token.
+        theirs = answer.theirs / torch.where(weight == 0, weight.abs().max(), weight)
+        size = theirs.abs().maximum(ours.abs())
+        given = answer.case.given
+        ratio = (given["logp"] - given["logp_old"]).detach().exp()
+        least = _NOTHING * ratio.clamp(min=1) * given["advantages"].abs()
+        near = (theirs - ours).abs() <= _SAME[answer.case.dtype] * size + least
+        return Compared(answer.case, ours, theirs, (answer.comparable | ~mask) & ~near)

@@ -1,0 +1,206 @@
+"""What is different between the gradient of a loss and that of a method, in sentences."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trustclip.constraints.hard_batches import Case
+from trustclip.constraints.masked import sequence_sum
+
+#: An explanation is right where it predicts a quotient of two gradients within this share.
+_EXPLAINED = 0.02
+#: An explanation of fewer of the tokens is a coincidence; the rest are edges of its cap.
+_NEARLY_ALL = 0.95
+_UNEXPLAINED = "The coefficient is another one, and no single weight or cap explains it"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One way in which a loss differs from a method, and the first token that shows it.
+
+    Args:
+      cause: short name, such as ``"cap"``.
+      verdict: what is different, without the full stop.
+      tokens: how many tokens differ in this way.
+      where: batch, sequence and place of the first of them; empty where no token shows it.
+      numbers: its ratio, old probability and advantage, the method's coefficient and the loss's.
+    """
+
+    cause: str
+    verdict: str
+    tokens: int = 0
+    where: tuple[str, int, int] | tuple[()] = ()
+    numbers: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.where:
+            return f"{self.verdict}."
+        batch, row, place = self.where
+        ratio, p_old, advantage, ours, theirs = self.numbers
+        many = "1 token shows" if self.tokens == 1 else f"{self.tokens} tokens show"
+        return (
+            f"{self.verdict}. {many} it. The first is token {place} of "
+            f"sequence {row} of the batch {batch!r}: its ratio is {ratio:.4g}, its old probability "
+            f"{p_old:.4g}, its advantage {advantage:.4g}. Its coefficient should be {ours:.4g}; "
+            f"that of the loss is {theirs:.4g}."
+        )
+
+
+class Compared(NamedTuple):
+    """Two gradients on one batch. Each tensor [batch, time], float64."""
+
+    case: Case
+    ours: Tensor  # the method's coefficient
+    theirs: Tensor  # that of the loss
+    wrong: Tensor  # where they differ
+
+
+class _Wrong(NamedTuple):
+    """The tokens that differ, of all batches. Each tensor [tokens]."""
+
+    case: Tensor  # number of the batch
+    row: Tensor
+    place: Tensor
+    masked: Tensor
+    log_ratio: Tensor
+    sampler: Tensor  # log-ratio old / sampler
+    sequence: Tensor  # its sum over the sequence
+    logp: Tensor
+    logp_old: Tensor
+    advantages: Tensor
+    ours: Tensor
+    theirs: Tensor
+
+    @classmethod
+    def of(cls, compared: Sequence[Compared]) -> "_Wrong":
+        parts = []
+        for number, (case, ours, theirs, wrong) in enumerate(compared):
+            given, mask = case.given, case.batch.mask
+            row, place = wrong.nonzero().unbind(dim=1)
+            sampler = given["logp_old"] - given["logp_rollout"]
+            sequence = sequence_sum(sampler, mask)[:, None].expand_as(sampler)
+            numbers = (
+                *(~mask, given["logp"] - given["logp_old"], sampler, sequence, given["logp"]),
+                *(given["logp_old"], given["advantages"], ours, theirs),
+            )
+            own = [x.detach()[wrong] for x in numbers]
+            parts.append((torch.full_like(row, number), row, place, *own))
+        return cls(*(torch.cat(some) for some in zip(*parts, strict=True)))
+
+    @property
+    def quotient(self) -> Tensor:
+        return self.theirs / self.ours
+
+
+#: A cause, what to say of it, and the tokens that it explains.
+_Explanation = tuple[str, str, Tensor]
+
+
+def differences(compared: Sequence[Compared]) -> Iterator[Difference]:
+    """What is different, each cause once, that of the most tokens first."""
+    wrong = _Wrong.of(compared)
+    left, found = torch.ones_like(wrong.masked), [*_plain(wrong)]
+    for _, _, where in found:
+        left = left & ~where
+    if left.any():
+        best = max(_quotients(wrong, left), key=lambda one: int(one[2].sum()))
+        if int(best[2].sum()) >= _NEARLY_ALL * int(left.sum()):
+            found.append((*best[:2], left))
+        else:
+            found.append(("unexplained", _UNEXPLAINED, left))
+    for cause, verdict, where in sorted(found, key=lambda one: -int(one[2].sum())):
+        if where.any():
+            yield _shown(cause, verdict, where, wrong, compared)
+
+
+def _shown(
+    cause: str, verdict: str, where: Tensor, wrong: _Wrong, compared: Sequence[Compared]
+) -> Difference:
+    """A difference with the first token that shows it."""
+    first = int(where.nonzero()[0])
+    numbers = (wrong.log_ratio.exp(), wrong.logp_old.exp(), wrong.advantages)
+    return Difference(
+        cause,
+        verdict,
+        int(where.sum()),
+        (
+            compared[int(wrong.case[first])].case.name,
+            int(wrong.row[first]),
+            int(wrong.place[first]),
+        ),
+        tuple(float(x[first]) for x in (*numbers, wrong.ours, wrong.theirs)),
+    )
+
+
+def _plain(wrong: _Wrong) -> Iterator[_Explanation]:
+    """What shows at a token by itself; no two of them share one."""
+    left = torch.ones_like(wrong.masked)
+    for cause, verdict, among in (
+        ("mask", "Masked tokens have a gradient", wrong.masked),
+        ("finite", "The gradient is not finite", ~wrong.theirs.isfinite()),
+        ("advantage", "A token without advantage has a gradient", wrong.advantages == 0),
+        ("gate", "The gate is another one: the loss keeps tokens that the method cuts",
+         wrong.ours == 0),
+        ("gate", "The gate is another one: the loss cuts tokens that the method keeps",
+         wrong.theirs == 0),
+    ):  # fmt: skip
+        yield cause, verdict, left & among
+        left = left & ~among
+
+
+def _quotients(wrong: _Wrong, among: Tensor) -> Iterator[_Explanation]:
+    """Why two coefficients that are not 0 differ, by what their quotient is."""
+    q = torch.where(among, wrong.quotient, 1.0)
+
+    def close(predicted: Tensor) -> Tensor:
+        return among & ((q / predicted - 1).abs() < _EXPLAINED)
+
+    text = "At ratio 1 half of the gradient is lost: a `min` or `max` ties with a constant branch"
+    yield "tie", text, close(torch.full_like(q, 0.5)) & (wrong.log_ratio.abs() < 1e-6)
+    yield from _normalisers(wrong, q, among)
+    yield "sign", "The sign is wrong: the loss goes against the advantage", among & (q < 0)
+    text = "A weight is not detached: the loss has its derivative, too"
+    yield "weight", text, close(1 + wrong.logp)
+    ours, theirs = ((c / wrong.advantages).abs().log() for c in (wrong.ours, wrong.theirs))
+    for name, log_ours, log_theirs in (
+        ("sampler's weight", wrong.sampler, wrong.sampler),
+        ("sampler's weight of the sequence", wrong.sequence, wrong.sequence),
+        ("ratio", wrong.log_ratio, wrong.log_ratio),
+        ("whole coefficient", ours, theirs),
+    ):
+        for text, of in (
+            ("A cap is left out", log_theirs.exp() / q),
+            ("The loss has a further cap", log_ours.exp() * q),
+        ):
+            cap = of[among].median()
+            here = close(of * q / cap) & ((cap - 1).abs() > _EXPLAINED)
+            yield "cap", f"{text}: that of the {name}, at {cap:.4g}", here
+    for name, log in (
+        ("sampler's weight", wrong.sampler),
+        ("sampler's weight of the sequence", wrong.sequence),
+        ("ratio", wrong.log_ratio),
+        ("method's own weight", ours - wrong.log_ratio),
+    ):
+        weight = log.exp()
+        for verb, of in (("applied once too often", q), ("missing", 1 / q)):
+            cap = of[among].max()  # the weight may have one
+            here = among & ((of / weight.clamp(max=float(cap)) - 1).abs() < _EXPLAINED)
+            yield "weight", f"A weight is {verb}: the {name}", here & (log.abs() > 0)
+
+
+def _normalisers(wrong: _Wrong, q: Tensor, among: Tensor) -> Iterator[_Explanation]:
+    """Quotients that are one number in each batch, or in each sequence."""
+    sequence = wrong.case * (1 + wrong.row.max()) + wrong.row
+    for groups, text in (
+        (wrong.case, "The loss is divided by another number in some batches"),
+        (sequence, "Sequences weigh otherwise: the loss divides each by another number"),
+    ):
+        constant = torch.zeros_like(among)
+        for group in groups[among].unique():
+            values = q[own := among & (groups == group)]
+            if len(values) > 1 and ((values / values.median() - 1).abs() < _EXPLAINED).all():
+                constant = constant | own
+        yield "normaliser", text, constant

@@ -1,0 +1,230 @@
+"""The loss of a trainer that is not its method is named by what is wrong in it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import trustclip as tc
+from trustclip.constraints.conformance import AGGREGATIONS
+from trustclip.constraints.hard_batches import cases
+from trustclip.constraints.notation import read, spelled
+
+EPSILON, CEILING = 0.2, 1.2
+
+
+def clipped(ratio: Tensor, advantages: Tensor) -> Tensor:
+    return torch.minimum(ratio * advantages, ratio.clamp(1 - EPSILON, 1 + EPSILON) * advantages)
+
+
+def mean(x: Tensor, mask: Tensor) -> Tensor:
+    return -(x * mask).sum() / mask.sum()
+
+
+def ratio_of(logp: Tensor, logp_old: Tensor) -> Tensor:
+    return (logp - logp_old).float().exp()
+
+
+def clip(logp, logp_old, advantages, mask):
+    return mean(clipped(ratio_of(logp, logp_old), advantages), mask)
+
+
+def corrected(logp, logp_old, advantages, mask, logp_rollout):
+    weight = ratio_of(logp_old, logp_rollout).clamp(max=CEILING)
+    return mean(weight * clipped(ratio_of(logp, logp_old), advantages), mask)
+
+
+def cispo(logp, logp_old, advantages, mask):
+    return mean(ratio_of(logp, logp_old).clamp(max=5).detach() * advantages * logp, mask)
+
+
+def on_ranks(logp, logp_old, advantages, mask, total_tokens):
+    return -(clipped(ratio_of(logp, logp_old), advantages) * mask).sum() / total_tokens
+
+
+RIGHT = [(clip, "clip(0.2)"), (corrected, "tis(clip(0.2), 1.2)"), (cispo, "cispo"),
+         (on_ranks, "clip(0.2)")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("loss", "method"), RIGHT, ids=lambda x: getattr(x, "__name__", x))
+def test_a_right_loss_conforms(loss: Callable[..., Tensor], method: str) -> None:
+    found = tc.conform(loss, method, "token_mean")
+    assert found, found
+    assert found.factor == 1 and found.tokens > 600
+    assert ("two ranks" in found.cases) == (loss is on_ranks)
+
+
+# -- planted ---------------------------------------------------------------------------------------
+
+
+def negated(logp, logp_old, advantages, mask):
+    return -clip(logp, logp_old, advantages, mask)
+
+
+def unmasked(logp, logp_old, advantages, mask):
+    return -(clipped(ratio_of(logp, logp_old), advantages)).sum() / mask.sum()
+
+
+def uncapped(logp, logp_old, advantages, mask, logp_rollout):
+    weight = ratio_of(logp_old, logp_rollout)
+    return mean(weight * clipped(ratio_of(logp, logp_old), advantages), mask)
+
+
+def twice(logp, logp_old, advantages, mask, logp_rollout):
+    weight = ratio_of(logp_old, logp_rollout).clamp(max=CEILING)
+    return mean(weight**2 * clipped(ratio_of(logp, logp_old), advantages), mask)
+
+
+def by_moved_tokens(logp, logp_old, advantages, mask):
+    kept = mask & (advantages != 0)
+    return -(clipped(ratio_of(logp, logp_old), advantages) * mask).sum() / kept.sum()
+
+
+def constant_branch(logp, logp_old, advantages, mask):
+    ratio = ratio_of(logp, logp_old)
+    bound = torch.where(advantages > 0, torch.ones_like(ratio), ratio)
+    return mean(torch.minimum(ratio * advantages, bound * advantages), mask)
+
+
+def detached(logp, logp_old, advantages, mask):
+    return mean(clipped(ratio_of(logp, logp_old).detach(), advantages) + 0 * logp, mask)
+
+
+def not_detached(logp, logp_old, advantages, mask):
+    return mean(ratio_of(logp, logp_old).clamp(max=5) * advantages * logp, mask)
+
+
+def without_ratio(logp, logp_old, advantages, mask):
+    return mean(advantages * logp, mask)
+
+
+def capped(logp, logp_old, advantages, mask):
+    return mean(ratio_of(logp, logp_old).clamp(max=2).detach() * advantages * logp, mask)
+
+
+def on_parts(logp, logp_old, advantages, mask, total_tokens):
+    return clip(logp, logp_old, advantages, mask)
+
+
+#: Wrong loss -> what it is meant to be, the cause, and words of the verdict.
+WRONG: dict[Callable[..., Tensor], tuple[str, str, str]] = {
+    uncapped: ("tis(clip(0.2), 1.2)", "cap", "left out: that of the sampler's weight, at 1.2"),
+    unmasked: ("clip(0.2)", "mask", "Masked tokens have a gradient"),
+    twice: ("tis(clip(0.2), 1.2)", "weight", "once too often: the sampler's weight"),
+    corrected: ("clip(0.2)", "weight", "once too often: the sampler's weight"),
+    clip: ("tis(clip(0.2), 1.2)", "weight", "missing: the sampler's weight"),
+    by_moved_tokens: ("clip(0.2)", "normaliser", "divided by another number in some batches"),
+    on_parts: ("clip(0.2)", "normaliser", "Sequences weigh otherwise"),
+    negated: ("clip(0.2)", "sign", "against the advantage"),
+    constant_branch: ("clip_higher(1, 1e-9)", "tie", "a constant branch"),
+    detached: ("clip(0.2)", "detached", "no gradient in `logp`"),
+    not_detached: ("cispo", "weight", "not detached"),
+    without_ratio: ("importance_sampling", "weight", "missing: the ratio"),
+    capped: ("cispo", "cap", "a further cap"),
+}
+
+
+@pytest.mark.parametrize("loss", WRONG, ids=lambda loss: loss.__name__)
+def test_what_is_wrong_is_named_first(loss: Callable[..., Tensor]) -> None:
+    method, cause, words = WRONG[loss]
+    found = tc.conform(loss, method)
+    assert not found
+    first = found.differences[0]
+    assert (first.cause, words in first.verdict) == (cause, True), str(found)
+    assert "unexplained" not in {one.cause for one in found.differences}, str(found)
+    assert str(found).startswith(f"The loss is not {spelled(found.method.to_dict())}.\n- ")
+
+
+def test_another_threshold_shows_at_the_token_between_the_two() -> None:
+    (one,) = tc.conform(clip, "clip(0.1)").differences
+    ratio, _, advantage, ours, theirs = one.numbers
+    assert one.cause == "gate" and ours == 0 != theirs
+    assert 0.1 < abs(ratio - 1) < 0.2 and theirs == pytest.approx(ratio * advantage, 1e-3)
+    assert f"sequence {one.where[1]} of the batch '{one.where[0]}': its ratio is" in str(one)
+
+
+def test_a_loss_of_another_form_is_unexplained() -> None:
+    def other(logp, logp_old, advantages, mask):
+        return mean(advantages * ratio_of(logp, logp_old).sqrt() * (2 + logp.sin()), mask)
+
+    causes = [one.cause for one in tc.conform(other, "clip(0.2)").differences]
+    assert "unexplained" in causes
+
+
+# -- aggregations, numbers, arguments --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_the_aggregation_and_its_factor_are_found(name: str) -> None:
+    def loss(logp, logp_old, advantages, mask):
+        weights = AGGREGATIONS[name].weights(mask)
+        return -2.5 * (weights * clipped(ratio_of(logp, logp_old), advantages)).sum()
+
+    found = tc.conform(loss, "clip(0.2)")
+    assert found, found
+    assert (found.aggregation, found.factor) == (name, pytest.approx(2.5, rel=1e-4))
+    others = [tc.conform(loss, "clip(0.2)", other) for other in AGGREGATIONS if other != name]
+    assert not any(others)
+
+
+@pytest.mark.parametrize("name", [n for n in tc.methods() if n not in ("centered", "troll")])
+def test_every_method_is_its_own_loss_in_single_precision(name: str) -> None:
+    method = tc.method(name)
+    optional = [field for field in method.requires if field != "logp_rollout"]
+    arguments = ["logp", "logp_old", "advantages", "mask", "logp_rollout", *optional]
+    given = ", ".join(f"{field}={field}" for field in arguments)
+    scope: dict[str, Any] = {"tc": tc, "method": method}
+    call = f"tc.policy_loss(method, tc.TokenBatch({given}, density=True))"
+    exec(f"def loss({', '.join(arguments)}): return {call}.value", scope)
+    found = tc.conform(scope["loss"], method, "token_mean")
+    assert found, found
+
+
+def test_the_batches_are_as_hard_as_they_say() -> None:
+    found = {case.name: case for case in cases(tc.method("tis"))}
+    rare, far, half = (found[n] for n in ("rare tokens", "far ratios", "bfloat16"))
+    assert rare.batch.logp_old[rare.batch.mask].exp().max() < 1e-10
+    assert far.batch.log_ratio.abs().max() > 11
+    assert torch.equal(half.given["logp"], half.given["logp"].bfloat16().double())
+    assert (found["ratio 1"].batch.log_ratio == 0).all()
+    assert not found["an empty sequence"].batch.mask.any(dim=1).all()
+    assert (
+        found["padding at the end"].given["advantages"][~found["padding at the end"].batch.mask]
+        != 0
+    ).all()
+
+
+@pytest.mark.parametrize(
+    ("loss", "arguments", "words"),
+    [
+        (lambda logp, old: logp.sum(), {}, "unknown argument of the loss 'old'"),
+        (lambda logp: logp, {}, r"must be a scalar tensor; it returns \[8, 12\]"),
+        (lambda logp, entropy: logp.sum(), {}, "takes `entropy`, which the method does not read"),
+        (clip, {"aggregation": "mean"}, "unknown aggregation 'mean'"),
+        (clip, {"leave_out": ["bf16"]}, "unknown batch 'bf16'; did you mean 'bfloat16'"),
+        (clip, {"method": "centered"}, "moves tokens that were not sampled"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(loss: Any, arguments: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        tc.conform(loss, **{"method": "clip", **arguments})
+
+
+# -- methods as text -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", tc.methods())
+def test_a_method_is_read_as_it_is_spelled(name: str) -> None:
+    method = tc.method(name)
+    assert tc.as_method(spelled(method.to_dict())) == method
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["clip(", "clip(0.1) + 2", "clip(*x)", "clip(1, 2, 3, 4, 5)", "f.g(1)", "clip(lambda: 1)"],
+)
+def test_a_text_that_is_no_method_says_how_one_is_written(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a method: it is written as a name"):
+        read(text)

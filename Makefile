@@ -178,7 +178,7 @@ gpu-wheels:
 verl-setup: $(VERL)/.installed
 
 verl-test: $(VERL)/.installed
-	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -m "not slow" tests/engines/verl tests/engines/test_other_engines.py src/trustclip/engines/verl/loss.py
+	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -m "not slow" tests/engines/verl tests/engines/test_other_engines.py tests/engines/test_conforming.py src/trustclip/engines/verl/loss.py
 
 verl-e2e: $(VERL)/.installed
 	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -s tests/engines/verl/test_main_ppo.py

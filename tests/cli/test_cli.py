@@ -67,6 +67,18 @@ def test_check_says_what_is_wrong_with_a_method_of_ones_own(capsys):
     assert capsys.readouterr().out.startswith("'tis' passes")
 
 
+def test_conform_says_whether_a_loss_is_a_method(tmp_path, capsys):
+    page = (Path(__file__).parents[2] / "docs/conform.md").read_text(encoding="utf-8")
+    file = tmp_path / "my_engine.py"
+    file.write_text(page.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
+    for epsilon, status in (("0.2", 0), ("0.1", 1)):
+        said = page.partition(f'--as "clip({epsilon})"\n')[2].partition("```")[0]
+        assert main(["conform", f"{file}:loss", "--as", f"clip({epsilon})"]) == status
+        assert capsys.readouterr().out == said
+    assert main(["conform", f"{file}:loss"]) == 2
+    assert "--as is missing" in capsys.readouterr().err
+
+
 def test_bounds_of_a_threshold_that_adapts_are_those_of_its_range():
     gate = "{controller: target_gate, share: 0.02, initial: 0.07, high: 0.1}"
     done = trustclip("bounds", "atr", "--side", "outward", f"--delta={gate}")

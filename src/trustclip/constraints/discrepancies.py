@@ -14,6 +14,8 @@ from trustclip.constraints.masked import sequence_sum
 _EXPLAINED = 0.02
 #: An explanation of fewer of the tokens is a coincidence; the rest are edges of its cap.
 _NEARLY_ALL = 0.95
+#: Half precision may lose this share of a gradient.
+_ROUNDED = 0.25
 _UNEXPLAINED = "The coefficient is another one, and no single weight or cap explains it"
 
 
@@ -64,6 +66,7 @@ class _Wrong(NamedTuple):
     case: Tensor  # number of the batch
     row: Tensor
     place: Tensor
+    half: Tensor  # whether the batch is in half precision
     masked: Tensor
     log_ratio: Tensor
     sampler: Tensor  # log-ratio old / sampler
@@ -83,8 +86,16 @@ class _Wrong(NamedTuple):
             sampler = given["logp_old"] - given["logp_rollout"]
             sequence = sequence_sum(sampler, mask)[:, None].expand_as(sampler)
             numbers = (
-                *(~mask, given["logp"] - given["logp_old"], sampler, sequence, given["logp"]),
-                *(given["logp_old"], given["advantages"], ours, theirs),
+                torch.full_like(mask, case.dtype != torch.float32),
+                ~mask,
+                given["logp"] - given["logp_old"],
+                sampler,
+                sequence,
+                given["logp"],
+                given["logp_old"],
+                given["advantages"],
+                ours,
+                theirs,
             )
             own = [x.detach()[wrong] for x in numbers]
             parts.append((torch.full_like(row, number), row, place, *own))
@@ -138,6 +149,7 @@ def _shown(
 def _plain(wrong: _Wrong) -> Iterator[_Explanation]:
     """What shows at a token by itself; no two of them share one."""
     left = torch.ones_like(wrong.masked)
+    rounded = wrong.half & ((wrong.quotient - 1).abs() < _ROUNDED)
     for cause, verdict, among in (
         ("mask", "Masked tokens have a gradient", wrong.masked),
         ("finite", "The gradient is not finite", ~wrong.theirs.isfinite()),
@@ -146,6 +158,8 @@ def _plain(wrong: _Wrong) -> Iterator[_Explanation]:
          wrong.ours == 0),
         ("gate", "The gate is another one: the loss cuts tokens that the method keeps",
          wrong.theirs == 0),
+        ("rounding", "The loss is computed in bfloat16, and rounded: widen its input to float32",
+         rounded),
     ):  # fmt: skip
         yield cause, verdict, left & among
         left = left & ~among

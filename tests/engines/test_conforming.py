@@ -1,0 +1,144 @@
+# pyright: reportMissingImports=false
+"""The losses that engines compute, wrapped as their users would, against the Rosetta table's rows.
+
+The engines' own code runs here: TRL's trainer, verl's and SkyRL's loss functions, prime-rl's file.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import trustclip as tc
+
+#: One advantage for each sequence is what these engines pass.
+OWN_ADVANTAGES = ["advantages by token"]
+
+Loss = Callable[..., Tensor]
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    yield
+
+
+def conforms(loss: Loss, method: tc.Method, leave_out: list[str] | None = None) -> None:
+    found = tc.conform(loss, method, leave_out=leave_out or [])
+    assert found, found
+
+
+# TRL -------------------------------------------------------------------------------------------
+
+
+def of_trl(folder: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Loss:
+    """TRL's loss under its defaults and these settings."""
+    import test_twins
+
+    trainer = test_twins.trainer_of("TRL", settings, folder)
+
+    def loss(logp, logp_old, advantages, mask, logp_rollout):
+        scored = (logp, torch.zeros_like(logp), None)
+        monkeypatch.setattr(trainer, "_get_per_token_logps_and_entropies", lambda *_, **__: scored)
+        monkeypatch.setattr(trainer, "current_gradient_accumulation_steps", 1, raising=False)
+        tokens = torch.ones_like(mask, dtype=torch.int64)
+        inputs: dict[str, Any] = {
+            "prompt_ids": tokens[:, :1],
+            "prompt_mask": tokens[:, :1],
+            "completion_ids": tokens,
+            "completion_mask": mask.long(),
+            "advantages": advantages[:, 0],
+            "old_per_token_logps": logp_old,
+            "num_items_in_batch": mask.sum(),
+            "sampling_per_token_logps": logp_rollout,
+        }
+        return trainer._compute_loss(trainer.model, inputs)
+
+    return loss
+
+
+TRL: dict[str, dict[str, Any]] = {
+    "dapo": {},
+    "grpo": {"loss_type": "grpo"},
+    "bnpo": {"loss_type": "bnpo"},
+    "dr_grpo": {"loss_type": "dr_grpo"},
+    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+    "luspo": {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
+    "sapo": {"loss_type": "sapo"},
+    "delta": {"delta": 4.0},
+    "opsm": {"off_policy_mask_threshold": 0.5},
+}
+
+
+@pytest.mark.parametrize("row", TRL)
+def test_trl(row: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = of_trl(tmp_path, monkeypatch, **TRL[row])
+    if row == "sapo":  # TRL computes it in the precision of the log-probabilities
+        (one,) = tc.conform(loss, tc.preset("trl", row), leave_out=OWN_ADVANTAGES).differences
+        assert one.cause == "rounding" and one.where[0] == "bfloat16"
+        return
+    conforms(loss, tc.preset("trl", row), OWN_ADVANTAGES)
+
+
+def test_another_clip_in_trl_is_seen(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = of_trl(tmp_path, monkeypatch, epsilon=0.1)
+    (one,) = tc.conform(loss, tc.preset("trl"), leave_out=OWN_ADVANTAGES).differences
+    assert one.cause == "gate" and "the loss cuts tokens" in one.verdict
+
+
+# verl ------------------------------------------------------------------------------------------
+
+
+def of_verl(mode: str, **settings: Any) -> Loss:
+    """A loss function of verl, with its defaults but for these settings of the actor."""
+    pytest.importorskip("verl.trainer", reason="verl is not installed here: make verl-setup")
+    from engines.verl.test_twins import composed
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+
+    from trustclip.constraints.twins import ACTOR
+
+    named = {f"{ACTOR}.{key}": value for key, value in settings.items()}
+    config, _ = composed({f"{ACTOR}.policy_loss.loss_mode": mode, **named})
+
+    def loss(logp, logp_old, advantages, mask):
+        return get_policy_loss_fn(mode)(
+            old_log_prob=logp_old,
+            log_prob=logp,
+            advantages=advantages,
+            response_mask=mask,
+            loss_agg_mode=config.loss_agg_mode,
+            config=config,
+        )[0]
+
+    return loss
+
+
+@pytest.mark.parametrize("mode", ["vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "cispo"])
+def test_verl(mode: str) -> None:
+    conforms(of_verl(mode), tc.preset("verl", mode))
+
+
+# SkyRL -----------------------------------------------------------------------------------------
+
+
+def of_skyrl(name: str, **settings: Any) -> Loss:
+    """A loss of SkyRL's registry, with its defaults but for these settings."""
+    pytest.importorskip("skyrl", reason="skyrl is not installed here: make verl-setup")
+    from skyrl.backends.skyrl_train.utils import ppo_utils
+    from skyrl.train.config import AlgorithmConfig
+
+    config = AlgorithmConfig(policy_loss_type=name, **settings)
+    own = ppo_utils.PolicyLossRegistry.get(name)
+
+    def loss(logp, logp_old, advantages, mask, logp_rollout):
+        return own(logp, logp_old, advantages, config, mask.float(), logp_rollout)[0]
+
+    return loss
+
+
+@pytest.mark.parametrize("name", ["regular", "dual_clip", "gspo", "sapo", "cispo"])
+def test_skyrl(name: str) -> None:
+    conforms(of_skyrl(name), tc.preset("skyrl", name))

@@ -25,10 +25,10 @@ from extensions.metrics import GROUPS
 from trustclip.cli.main import main
 from trustclip.cli.registry import COMMANDS, distributions
 from trustclip.constraints.base import ALIASES
+from trustclip.constraints.notation import spelled
 from trustclip.engines.limits import trains_in
 from trustclip.report.draw.figures import every_gate
 from trustclip.report.microscope import token_page
-from trustclip.constraints.notation import spelled
 from trustclip.support.marks import descriptions
 from trustclip.support.text import markdown_table
 from trustclip.train.settings.stages import Recipe, RecipeEval, RLStage, SFTStage

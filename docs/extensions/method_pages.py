@@ -14,9 +14,9 @@ import trustclip as tc
 from trustclip.constraints.base import ALIASES
 from trustclip.constraints.batch import SUPPLIERS
 from trustclip.constraints.diagnostics import kl_threshold
+from trustclip.constraints.notation import spelled
 from trustclip.constraints.rosetta import ENGINES, Engine
 from trustclip.engines.limits import trains_in
-from trustclip.constraints.notation import spelled
 from trustclip.support.text import markdown_table
 
 #: Rows of a suite that a method is shown next to.

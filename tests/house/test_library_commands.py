@@ -27,6 +27,7 @@ LINES = (
     "bounds atr --delta 0.07",
     'bounds atr --delta "{controller: target_gate, share: 0.02}"',
     "check atr",
+    "conform loss.py:loss --as reinforce",
     "doctor --num-iterations 2",
     "doctor --sampler pairs.jsonl --length 8",
 )
@@ -46,6 +47,10 @@ for line in {lines!r}:
     with open("calls.jsonl", "a") as file:
         print(json.dumps([line, status, loaded]), file=file)
 """
+LOSS = """
+def loss(logp, advantages, mask):
+    return -(logp * advantages * mask).sum()
+"""
 #: A command that imports a module of the program where nobody sees it.
 PLANTED = """
 import trustclip.cli.commands.constraints as module
@@ -62,6 +67,7 @@ def folder(tmp_path):
     append_jsonl(tmp_path / "tokens.jsonl", [row.to_dict() for row in rows])
     same = {"logp_old": [-0.5, -1.0], "logp_rollout": [-0.5, -1.0]}
     append_jsonl(tmp_path / "pairs.jsonl", [same] * 32)
+    (tmp_path / "loss.py").write_text(LOSS)
     return tmp_path
 
 

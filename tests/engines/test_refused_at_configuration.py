@@ -88,7 +88,7 @@ def test_it_is_one_error_of_a_recipe_with_its_line(tmp_path, where, value, words
         (["--trl.optim", "adamww"], "adamww"),
         (["--trl.bf16", "'false'"], "valid boolean"),
         (["--trl.max-grad-norm"], "valid number"),
-        (["--learning-rate", "yes"], "must be a number, not true"),
+        (["--learning-rate", "yes"], "should be a valid number"),
         (["--learning-rate"], "--learning-rate needs a value"),
         (["--method.delta"], "--method.delta needs a value"),
         (["--method", "{name: truly_ppo, variant: truly}"], "gradient of the full KL"),

@@ -1,8 +1,11 @@
 """Recipe files: what is right loads and comes back, what is wrong is named, all of it at once."""
 
+import json
 import random
 import shlex
 import string
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -269,6 +272,22 @@ def test_numbers_are_those_of_yaml_1_2(tmp_path):
     content, lines = load_yaml(written(tmp_path, text))
     assert content == {"a": 5e-6, "b": 1e5, "c": -2500.0, "d": 5.0, "e": "1e5x", "f": 7}
     assert lines[("c",)] == 3
+
+
+def test_what_is_wrong_is_refused_before_a_trainer_is_imported(tmp_path):
+    keys = {"model": "no-such/", "rl.learning_rates": 1, "rl.max_grad_norm": 2, "rl.foo": 3}
+    values = {"rl.num_generations": 7, "rl.method": "atrr", "rl.reward": "corect", "rl.top_p": -1}
+    recipe = written(tmp_path)
+    wrong = [["run", str(recipe), f"--{key}", str(value)] for key, value in (keys | values).items()]
+    code = (
+        "import json, sys; from trustclip.cli.main import main\n"
+        "assert {main(argv) for argv in json.loads(sys.argv[1])} == {2}\n"
+        "print({'trl', 'transformers', 'datasets', 'peft', 'torch._dynamo'} & sys.modules.keys())"
+    )
+    argv = [sys.executable, "-c", code, json.dumps(wrong)]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stderr
+    assert "it is a field of TRL's GRPOConfig: `trl: {max_grad_norm: ...}`" in done.stderr
 
 
 def test_single_typos_find_their_way_back():

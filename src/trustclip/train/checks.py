@@ -67,25 +67,31 @@ def _(settings: SFTStage) -> Iterator[Complaint]:
 
 @complaints.register
 def _(settings: RLStage) -> Iterator[Complaint]:
-    errors = [*_source(settings.dataset, settings.split, settings.columns)]
-    errors += [*_schedule(settings), *_options(settings), *_adapters(settings)]
-    errors += _method(settings.method, limits.ALONE)
-    if importlib.util.find_spec("trl") is None:
-        yield from errors  # the machine that launches a suite need not be one that trains
+    yield from _source(settings.dataset, settings.split, settings.columns)
+    yield from (*_schedule(settings), *_options(settings), *_adapters(settings))
+    yield from _method(settings.method, limits.ALONE)
+    if settings.trl.get("top_k") and not settings.replay:
+        text = "`trl.top_k` cuts the samples' distribution: set `replay: true` beside it."
+        yield ("trl", "top_k"), text
+
+
+def of_engine(settings: Any) -> Iterator[Complaint]:
+    """What TRL and its engine refuse in settings without `complaints`; their import takes seconds.
+
+    Without TRL there is nothing: the machine that launches a suite need not be one that trains.
+    """
+    if not isinstance(settings, RLStage) or importlib.util.find_spec("trl") is None:
         return
+    errors: list[Complaint] = []
     if settings.trl:
         from trustclip.engines.trl import passthrough
 
         own = set(RLStage.__dataclass_fields__) | {"model", "method_args"}
         errors += [(("trl", name), t) for name, t in passthrough.complaints(settings.trl, own)]
-        if settings.trl.get("top_k") and not settings.replay:
-            text = "`trl.top_k` cuts the samples' distribution: set `replay: true` beside it."
-            errors.append((("trl", "top_k"), text))
     if settings.shadows and not errors:
         from trustclip.engines.trl.config import shadows
 
         errors += _errors(("shadows",), lambda: shadows(settings.shadows, settings.method))
-    # TRL's own checks and the engine's are slow: run only on settings without errors so far.
     yield from errors or _errors(("trl" if settings.trl else "method",), lambda: _engine(settings))
 
 
@@ -215,7 +221,7 @@ def refuse(settings: Any) -> None:
     messages = [*(text for _, text in complaints(settings)), *absent(settings), *_vllm(settings)]
     if getattr(settings, "backend", None) != "openai":
         messages += [text for _, text in complaints(settings.model)]
-    if messages:
+    if messages or (messages := [text for _, text in of_engine(settings)]):
         raise ValueError("\n".join(messages))
 
 

@@ -5,6 +5,7 @@ conflicts in them, and the names of its recipes.
 """
 
 import dataclasses
+import importlib.util
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from trustclip.support.settings import (
     validated,
 )
 from trustclip.support.yaml_files import Lines
-from trustclip.train.checks import complaints
+from trustclip.train.checks import complaints, of_engine
 from trustclip.train.settings.stages import (
     OF_COMMAND,
     SECTIONS,
@@ -193,7 +194,11 @@ def build(cls: type[T], content: dict[str, Any], source: Source) -> T:
     model = content.get("model")
     if isinstance(model, str) and content.get("backend") != "openai":
         wrong += [(("model",), text) for _, text in complaints(model)]
-    refuse([*errors, *wrong], source, "recipe")
+    errors += wrong
+    if not errors:
+        place, stage = (("rl",), settings.rl) if whole else ((), settings)
+        errors += [((*place, *where), text) for where, text in of_engine(stage)]
+    refuse(errors, source, "recipe")
     return cast(T, settings)
 
 
@@ -217,12 +222,29 @@ def _proper_place(name: str, own: Sequence[str]) -> str:
         if (near := nearest(inner, options)) is not None:
             return f"it is `lora: {{{near}: ...}}`, --lora.{near.replace('_', '-')}."
         return f"LoRA has `lora: {{...}}` with {', '.join(options)}."
-    if "trl" in own and nearest(name, own) is None:
-        from trustclip.engines.trl.passthrough import passed_through
-
-        if name in passed_through(own):
-            return f"it is a field of TRL's GRPOConfig: `trl: {{{name}: ...}}`, --trl.{name}."
+    if "trl" in own and _in_source(name):
+        return f"it is a field of TRL's GRPOConfig: `trl: {{{name}: ...}}`, --trl.{name}."
     return ""
+
+
+#: Where TRL's configuration and what it inherits from are written.
+_CONFIGS = (
+    ("trl", "trainer/grpo_config.py"),
+    ("trl", "trainer/base_config.py"),
+    ("transformers", "training_args.py"),
+)
+
+
+def _in_source(name: str) -> bool:
+    """Whether TRL's configuration has a field, by its source: its import would take seconds."""
+    for package, file in _CONFIGS:
+        spec = importlib.util.find_spec(package)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            path = Path(folder) / file
+            text = path.read_text(encoding="utf-8") if path.is_file() else ""
+            if re.search(rf"^    {re.escape(name)}: ", text, re.MULTILINE):
+                return True
+    return False
 
 
 #: Most characters of a value in a folder's name.

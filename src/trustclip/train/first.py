@@ -209,7 +209,7 @@ def _yaml(value: Any) -> str:
 _HEAD = """\
 # {model} learns {data}. Written by trustclip init; every value may be changed, and
 # `trustclip rl --help` lists all settings. Editors complete this file by the schema that
-# `trustclip schema recipe` prints.
+# `trustclip recipes --schema recipe` prints.
 #
 {commands}
 name: {name}

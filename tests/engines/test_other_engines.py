@@ -10,7 +10,6 @@ import pickle
 import re
 import sys
 import types
-import typing
 from pathlib import Path
 from typing import Any
 
@@ -124,17 +123,6 @@ def test_a_datum_without_a_mask_leaves_those_of_others_on(name: str, tinker: Any
 
 
 # SkyRL -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def skyrl(monkeypatch: pytest.MonkeyPatch) -> Any:
-    pytest.importorskip("skyrl", reason="skyrl is not installed here: make verl-setup")
-    extensions = pytest.importorskip("typing_extensions")
-    if sys.version_info < (3, 12):  # pydantic refuses the other one, and SkyRL 0.3 uses it
-        monkeypatch.setattr(typing, "TypedDict", extensions.TypedDict)
-    from skyrl.backends.skyrl_train.utils import ppo_utils
-
-    return ppo_utils
 
 
 @each

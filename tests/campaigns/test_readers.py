@@ -1,10 +1,13 @@
-"""Files that make a reader fail (`malicious.records`): a sentence, in a gigabyte and 30 s."""
+"""Files that make a reader fail (`malicious.records`) end in a sentence, in a gigabyte and 30 s."""
 
 import json
 import os
 import resource
+import shutil
 import sys
 import traceback
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -79,45 +82,66 @@ def test_a_table_or_a_row_of_another_form_is_one_sentence(suite, tmp_path, capsy
         assert "runs.parquet, run 1: record: field required." in said(argv, capsys)
 
 
-def _within(argv: list[str], out: Path) -> tuple[int, str]:
-    """Status and output of a command, in a process with a gigabyte and 30 s of its own."""
-    pid = os.fork()
-    if pid:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), out.read_text(errors="replace")
-    status = 99
+def _limited(argv: list[str]) -> int:
+    """Status of a command that may take a gigabyte and 30 s of CPU more than the process has."""
+    own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    limits = {resource.RLIMIT_AS: own + (1 << 30), resource.RLIMIT_CPU: int(used) + 31}
+    for kind, most in limits.items():
+        resource.setrlimit(kind, (most, resource.RLIM_INFINITY))
     try:
-        descriptor = os.open(out, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-        for stream in (1, 2):
-            os.dup2(descriptor, stream)
-        sys.stdout = sys.stderr = open(1, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
-        own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (own + (1 << 30), own + (1 << 30)))
-        resource.setrlimit(resource.RLIMIT_CPU, (30, 31))
-        status = main(argv)
+        return main(argv)
     except BaseException:
         traceback.print_exc()
+        return 99
     finally:
-        sys.stdout.flush()
-        os._exit(status)
+        for kind in limits:
+            resource.setrlimit(kind, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def _play(artefacts: Sequence[records.Made], folder: Path) -> None:
+    """Write to ``played`` of each command a line when it begins, and what is wrong with its end."""
+    descriptor = os.open(folder / "said", os.O_CREAT | os.O_RDWR | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    sys.stdout = sys.stderr = open(1, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
+    with (folder / "played").open("a", buffering=1) as played:
+        for name, make in artefacts:
+            place = folder / "made"
+            place.mkdir()
+            for argv in make(place):
+                played.write(f"\n{name}: {argv[0]}")
+                status = _limited(argv)
+                sys.stdout.flush()
+                text = (folder / "said").read_text(errors="replace")
+                os.truncate(descriptor, 0)
+                if status not in ((0, 1, 2) if argv[0] == "verify" else (0, 2)):
+                    played.write(f": WRONG: status {status}: {text[-300:]!r}")
+                elif "Traceback" in text:
+                    played.write(f": WRONG: {text[-300:]!r}")
+            shutil.rmtree(place)
 
 
 @pytest.mark.slow
-def test_no_artefact_ends_in_a_traceback_or_runs_on(suite, tmp_path, monkeypatch):
+def test_no_artefact_ends_in_a_traceback_or_runs_on(suite, tmp_path, monkeypatch, capsys):
     """All of them, with other values for each ``HOSTILE_SEED``."""
-    import trustclip.report.build  # noqa: F401  (imported once, before the processes part)
-
     monkeypatch.setattr("trustclip.report.draw.figures.save", lambda *_: [])
-    wrong, count = [], 0
-    for number, (name, make) in enumerate(
-        records.made(suite, seed=int(os.environ.get("HOSTILE_SEED", "0")))
-    ):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        for argv in make(folder):
-            status, text = _within(argv, tmp_path / "said.txt")
-            count += 1
-            good = (0, 1, 2) if argv[0] == "verify" else (0, 2)
-            if status not in good or "Traceback" in text:
-                wrong.append(f"{name}: {argv[0]}: {status}: {text[-300:]}")
+    tokens = suite / "atr-0" / "tokens" / "update-000001.parquet"
+    reads = [["tokens", str(tokens)], ["microscope", str(tokens), "--out", str(tmp_path / "page")]]
+    for argv in [*records.commands(suite / "atr-0", verify=True), *reads]:
+        assert main(argv) == 0, capsys.readouterr()  # all is imported before the processes part
+    made = records.made(suite, seed=int(os.environ.get("HOSTILE_SEED", "0")))
+    while artefacts := list(islice(made, 40)):
+        if (pid := os.fork()) == 0:
+            status = 1
+            try:
+                _play(artefacts, tmp_path)
+                status = 0
+            finally:
+                os._exit(status)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        lines = (tmp_path / "played").read_text().splitlines()
+        assert code == 0, f"a process ended with {code} at {lines[-1]}"
+    wrong = [line for line in lines if "WRONG" in line]
     assert not wrong, "\n".join(wrong)
-    assert count > 1000
+    assert len(lines) > 1000

@@ -88,4 +88,6 @@ def hint(item: ErrorDetails) -> str:
 
 def rule(message: str) -> str:
     """The rule a value must satisfy, from pydantic's message."""
+    if "exceeded maximum size" in message:
+        return "should be an integer of fewer digits"
     return message.removeprefix("Input ").removeprefix("Value error, ")

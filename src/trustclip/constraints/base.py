@@ -182,8 +182,12 @@ class Method(ABC):
 
     @property
     def traits(self) -> Trait:
-        """Properties of the method; those of a plain hard gate unless stated."""
-        return self._traits
+        """Properties of the method; those of a plain hard gate unless stated.
+
+        Its fields ``anchor`` and ``level`` add theirs, if it has them.
+        """
+        own = self._traits | anchor_traits(getattr(self, "anchor", "old"))
+        return own | spans(getattr(self, "level", "token"))
 
     @property
     def twins(self) -> Twins:
@@ -279,8 +283,7 @@ class Interval(Method):
 
     @property
     def traits(self) -> Trait:
-        side, level = self._gate()
-        return Trait.CUTS | clips(side, level) | spans(level)
+        return super().traits | clips(*self._gate())
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         return gates.interval(batch, self.log_interval(), *self._gate())

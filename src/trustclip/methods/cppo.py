@@ -7,13 +7,13 @@ from pydantic import Field
 from torch import Tensor
 
 from trustclip.constraints import gates, levels
-from trustclip.constraints.base import Method, Positive, Trait, UpToOne, anchor_traits, definition
+from trustclip.constraints.base import Method, Positive, Trait, UpToOne, definition
 from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
 from trustclip.methods.dppo import Divergence, check, divergence_of, fields_of
 
 
 @definition
-class CPPO(Method):
+class CPPO(Method, traits=Trait.CUTS | Trait.SEES_OTHERS):
     r"""CPPO: a token is dropped once it, or the prefix up to it, has diverged too far.
 
     $$
@@ -82,11 +82,6 @@ class CPPO(Method):
     @property
     def requires(self) -> tuple[str, ...]:
         return fields_of(self.divergence, self.anchor)
-
-    @property
-    def traits(self) -> Trait:
-        own = Trait.CUTS | Trait.SEES_OTHERS
-        return own | anchor_traits(self.anchor)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         batch = batch.against(self.anchor)

@@ -12,9 +12,7 @@ from trustclip.constraints.base import (
     ByToken,
     Method,
     Positive,
-    Trait,
     anchor_fields,
-    anchor_traits,
     definition,
     need_p_old,
     value,
@@ -82,10 +80,6 @@ class DPPO(Method):
 
     def __post_init__(self) -> None:
         check(self.divergence, self.anchor)
-
-    @property
-    def traits(self) -> Trait:
-        return Trait.CUTS | anchor_traits(self.anchor)
 
     @property
     def requires(self) -> tuple[str, ...]:

@@ -1,13 +1,13 @@
 """DRPO: DPPO's region of probabilities, with a quadratic price instead of a mask."""
 
 from trustclip.constraints import gates
-from trustclip.constraints.base import Method, Positive, Trait, anchor_traits, definition
+from trustclip.constraints.base import Method, Positive, Trait, definition
 from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
 from trustclip.constraints.masked import safe_exp, safe_expm1
 
 
 @definition
-class DRPO(Method):
+class DRPO(Method, traits=Trait.REVERSES):
     r"""DRPO: a quadratic penalty on the change of probability bends the gradient back smoothly.
 
     $$
@@ -47,10 +47,6 @@ class DRPO(Method):
 
     delta: Positive = 12.5
     anchor: Anchor = "old"
-
-    @property
-    def traits(self) -> Trait:
-        return Trait.REVERSES | anchor_traits(self.anchor)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         batch = batch.against(self.anchor)

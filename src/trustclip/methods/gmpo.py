@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints import gates, levels
-from trustclip.constraints.base import Method, Positive, Trait, definition
+from trustclip.constraints.base import Method, Positive, definition
 from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 from trustclip.constraints.masked import safe_exp
 from trustclip.constraints.twins import Twins, verl_bounds, verl_settings
 
 
 @definition
-class GMPO(Method, traits=Trait.CUTS | Trait.SEES_OTHERS):
+class GMPO(Method):
     r"""GMPO: each token's ratio is clipped, and their geometric mean weights the sequence.
 
     $$

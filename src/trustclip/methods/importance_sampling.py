@@ -3,14 +3,14 @@
 import math
 
 from trustclip.constraints import gates
-from trustclip.constraints.base import Method, Trait, anchor_traits, definition
+from trustclip.constraints.base import Method, Trait, definition
 from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
 from trustclip.constraints.masked import safe_exp
 from trustclip.constraints.twins import Twins, clip_twins
 
 
 @definition
-class ImportanceSampling(Method):
+class ImportanceSampling(Method, traits=Trait(0)):
     r"""Importance sampling: every token weighs by its ratio, whatever the ratio.
 
     $$
@@ -38,10 +38,6 @@ class ImportanceSampling(Method):
     """
 
     anchor: Anchor = "old"
-
-    @property
-    def traits(self) -> Trait:
-        return anchor_traits(self.anchor)
 
     @property
     def twins(self) -> Twins:

@@ -8,8 +8,6 @@ from trustclip.constraints.base import (
     ByToken,
     Method,
     Positive,
-    Trait,
-    anchor_traits,
     definition,
     need_p_old,
 )
@@ -61,10 +59,6 @@ class IPO(Method):
     delta: ByToken[Positive] = 0.3
     ceiling: AboveOne | None = 1e4
     anchor: Anchor = "rollout"
-
-    @property
-    def traits(self) -> Trait:
-        return Trait.CUTS | anchor_traits(self.anchor)
 
     @property
     def twins(self) -> Twins:

@@ -11,7 +11,7 @@ from trustclip.constraints.batch import LogBounds
 
 
 @definition
-class KL1(Interval):
+class KL1(Interval, traits=Trait.CUTS | Trait.ESTIMATES_KL):
     r"""KL1: the log-ratio of the token stays within a threshold.
 
     $$
@@ -44,10 +44,6 @@ class KL1(Interval):
     delta: ByToken[Positive] = 0.07
     sign: Literal["abs", "kl_old_new", "kl_new_old"] = "abs"
     side: gates.Side = "outward"
-
-    @property
-    def traits(self) -> Trait:
-        return super().traits | Trait.ESTIMATES_KL
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         low, high = intervals.log_kl1(self.delta)

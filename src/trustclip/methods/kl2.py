@@ -8,7 +8,7 @@ from trustclip.constraints.batch import LogBounds
 
 
 @definition
-class KL2(Interval):
+class KL2(Interval, traits=Trait.CUTS | Trait.ESTIMATES_KL):
     r"""KL2: half the squared log-ratio of the token stays within a threshold.
 
     $$
@@ -32,10 +32,6 @@ class KL2(Interval):
 
     delta: ByToken[Positive] = 0.07
     side: gates.Side = "outward"
-
-    @property
-    def traits(self) -> Trait:
-        return super().traits | Trait.ESTIMATES_KL
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         return intervals.log_kl2(self.delta)

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from trustclip.constraints import gates
-from trustclip.constraints.base import Method, Positive, Reduce, Trait, anchor_traits, definition
+from trustclip.constraints.base import Method, Positive, Reduce, definition
 from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
 from trustclip.constraints.selection import within_mean
 
@@ -55,10 +55,6 @@ class M2PO(Method, statistics_over="micro_batch"):
     budget: Positive = 0.04
     side: gates.Side = "outward"
     anchor: Anchor = "old"
-
-    @property
-    def traits(self) -> Trait:
-        return Trait.CUTS | anchor_traits(self.anchor)
 
     def statistics(self, batch: TokenBatch, reduce: Reduce = lambda x: x) -> dict[str, Tensor]:
         r"""Smallest $\log^2 w$ that is dropped, over all ranks; infinite where none is."""

@@ -5,13 +5,13 @@ from typing import Literal
 import torch
 
 from trustclip.constraints import gates, levels
-from trustclip.constraints.base import Method, Trait, definition, spans
+from trustclip.constraints.base import Method, Trait, definition
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.masked import safe_exp
 
 
 @definition
-class TOPR(Method):
+class TOPR(Method, traits=Trait(0)):
     r"""TOPR: right answers are imitated as they are, wrong ones by a ratio truncated at 1.
 
     $$
@@ -40,10 +40,6 @@ class TOPR(Method):
     """
 
     level: Literal["token", "sequence"] = "sequence"
-
-    @property
-    def traits(self) -> Trait:
-        return spans(self.level)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         x = levels.reduce(self.level, "sum", batch.log_ratio, batch.mask)

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints import gates, levels
-from trustclip.constraints.base import Method, Positive, Trait, anchor_traits, definition
+from trustclip.constraints.base import Method, Positive, Trait, definition
 from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
 from trustclip.constraints.masked import safe_expm1
 
 
 @definition
-class VACO(Method):
+class VACO(Method, traits=Trait.CUTS | Trait.SEES_OTHERS):
     r"""VACO: where a sequence has used up its total variation, only tokens that return move.
 
     $$
@@ -48,10 +48,6 @@ class VACO(Method):
 
     delta: Positive = 0.02
     anchor: Anchor = "rollout"
-
-    @property
-    def traits(self) -> Trait:
-        return Trait.CUTS | Trait.SEES_OTHERS | anchor_traits(self.anchor)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         batch = batch.against(self.anchor)

@@ -4,7 +4,7 @@ import math
 from typing import ClassVar
 
 from trustclip.constraints import gates, levels
-from trustclip.constraints.base import Method, Positive, Trait, anchor_traits, definition
+from trustclip.constraints.base import Method, Positive, Trait, definition
 from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
 from trustclip.constraints.masked import choose, safe_expm1
 from trustclip.constraints.twins import NEVER, Twins
@@ -15,7 +15,7 @@ SEQUENCE_LIMITS = (math.log(1e-8), 20.0)
 
 
 @definition
-class VESPO(Method):
+class VESPO(Method, traits=Trait(0)):
     r"""VESPO: every token is weighted by a gamma-shaped function of its sequence's ratio.
 
     $$
@@ -56,10 +56,6 @@ class VESPO(Method):
     k_negative: Positive = 3.0
     lambda_negative: Positive = 2.0
     anchor: Anchor = "old"
-
-    @property
-    def traits(self) -> Trait:
-        return Trait.SEES_OTHERS | anchor_traits(self.anchor)
 
     @property
     def twins(self) -> Twins:

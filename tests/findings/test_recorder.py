@@ -8,7 +8,7 @@ import torch
 from trl_runs import COMMON, PROMPTS, fresh_model, share_of_even_digits
 
 import trustclip as tc
-from trustclip.logs.given import answer_rows
+from trustclip.logs.answers import answer_rows
 from trustclip.logs.reader import read_run
 from trustclip.logs.samples import shards
 from trustclip.logs.writing.completions import problem_of

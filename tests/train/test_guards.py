@@ -414,7 +414,7 @@ def test_weights_that_are_not_finite_end_training_and_replace_no_checkpoint(
 def test_a_run_that_ends_below_its_best_says_so(tmp_path, last):
     import io
 
-    from trustclip.logs.given import answer_rows
+    from trustclip.logs.answers import answer_rows
     from trustclip.support.terminal import Terminal
     from trustclip.train.pipeline import conclude_scores
     from trustclip.train.runs.directory import RunDirectory

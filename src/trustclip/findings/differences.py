@@ -7,12 +7,11 @@ from trustclip import stats
 from trustclip.findings import start
 from trustclip.findings.comparison import Compared, gain
 from trustclip.findings.conditions import unequal_samples, unlike, unlike_settings
-from trustclip.findings.contamination import trained_on
 from trustclip.findings.course import Course
 from trustclip.findings.evaluated import collapsed, mean_of
 from trustclip.findings.facts import ALPHA, EACH, ENOUGH_RUNS, LEVEL, SHOWN
 from trustclip.findings.finding import Finding
-from trustclip.findings.groups import Estimate, Group, by_setting, names
+from trustclip.findings.groups import Estimate, Group, by_setting, names, trained_on
 from trustclip.findings.learning import Learning
 from trustclip.findings.run import of_run
 from trustclip.logs.run import Run

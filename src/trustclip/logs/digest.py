@@ -13,7 +13,7 @@ import torch
 
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.diagnostics import Window, entropy_slope
-from trustclip.logs.tokens import TokenRow, token_batch
+from trustclip.logs.tokens import TokenRow, padded, token_batch
 from trustclip.support.jsonl import Row
 
 #: Padded tokens of a batch, and steps that are open at once; a step is done when so many later
@@ -160,10 +160,7 @@ class _State:
         }
         self.has = has if self.has is None else self.has & has
         batch = token_batch(rows)
-        kept = torch.ones_like(batch.mask)
-        if "kept" in has:
-            for line, row in zip(kept, rows, strict=True):
-                line[: len(row.logp)] = torch.from_numpy(np.asarray(row.kept))
+        kept = padded(rows, "kept") if "kept" in has else batch.mask
         window, sums = self._open.setdefault(step, (Window(), {}))
         window.add(batch, Surrogate(torch.zeros_like(batch.logp), kept & batch.mask))
         self.completions += len(rows)

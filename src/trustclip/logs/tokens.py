@@ -240,6 +240,16 @@ def _narrow(values: NDArray[Any]) -> NDArray[Any]:
     return narrow if np.array_equal(narrow, values, equal_nan=kind is np.float32) else values
 
 
+def padded(rows: Sequence[TokenRow], name: str) -> torch.Tensor:
+    """A column of rows, 0 to the right of each, NaN in a row without it. [rows, longest row]."""
+    kind = np.bool_ if name in FLAGS else np.float64
+    out = np.zeros((len(rows), max(len(row.logp) for row in rows)), dtype=kind)
+    for line, row in zip(out, rows, strict=True):
+        value = getattr(row, name)
+        line[: len(value) if value is not None else None] = np.nan if value is None else value
+    return torch.from_numpy(out)
+
+
 def token_batch(rows: Sequence[TokenRow]) -> TokenBatch:
     """Rows as the input of a method, padded on the right.
 
@@ -249,26 +259,16 @@ def token_batch(rows: Sequence[TokenRow]) -> TokenBatch:
     Returns:
       Fields of shape [rows, longest completion]; `keys` are numbers of the tokens in ``rows``.
     """
-    shape = len(rows), max(len(row.logp) for row in rows)
-
-    def padded(name: str) -> torch.Tensor:
-        values = [getattr(row, name) for row in rows]
-        kind = np.bool_ if name in FLAGS else np.float64
-        out = np.zeros(shape, dtype=kind)
-        for line, value in zip(out, values, strict=True):
-            line[: len(value) if value is not None else None] = np.nan if value is None else value
-        return torch.from_numpy(out)  # [B, T]
-
+    logp = padded(rows, "logp")
     have = {name: [getattr(row, name) is not None for row in rows] for name in FLOATS}
     optional: dict[str, Any] = {}
     if any(have["logp_rollout"]):
-        optional["logp_rollout"] = padded("logp_rollout")
+        optional["logp_rollout"] = padded(rows, "logp_rollout")
     if all(have["entropy"]):
-        optional["entropy"] = padded("entropy")
+        optional["entropy"] = padded(rows, "entropy")
     if all(row.group is not None for row in rows):
         groups = torch.tensor([row.group for row in rows])  # [B]
-        optional["groups"] = groups.unsqueeze(1).expand(shape).contiguous()
-    optional["keys"] = torch.arange(shape[0] * shape[1]).view(shape)
-    logp = padded("logp")
-    logp_old = padded("logp_old") if all(have["logp_old"]) else logp
-    return TokenBatch(logp, logp_old, padded("advantage"), padded("mask"), **optional)
+        optional["groups"] = groups.unsqueeze(1).expand(logp.shape).contiguous()
+    optional["keys"] = torch.arange(logp.numel()).view(logp.shape)
+    logp_old = padded(rows, "logp_old") if all(have["logp_old"]) else logp
+    return TokenBatch(logp, logp_old, padded(rows, "advantage"), padded(rows, "mask"), **optional)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from trustclip.constraints.base import Method
@@ -14,7 +13,7 @@ from trustclip.constraints.loss import gradient
 from trustclip.constraints.selection import only_what_matters
 from trustclip.constraints.shadow import Shadows, label, refusal
 from trustclip.logs.recognise import token_rows
-from trustclip.logs.tokens import TOKENS, TokenRow, token_batch
+from trustclip.logs.tokens import TOKENS, TokenRow, padded, token_batch
 from trustclip.support.inside import Inside
 
 #: Completions that are in memory at once.
@@ -76,7 +75,7 @@ def watch(paths: Sequence[Path], methods: Sequence[Method], acting: Method) -> S
     shadows, recorded = Shadows(methods), True
     cut = tokens = completions = 0
     for rows, batch in chunks(paths):
-        own = _recorded(rows, batch)
+        own = _recorded(rows)
         recorded = recorded and own is not None
         if own is None:
             c, surrogate = gradient(acting, batch)
@@ -93,15 +92,11 @@ def watch(paths: Sequence[Path], methods: Sequence[Method], acting: Method) -> S
     return ShadowResult(name, shadows.labels, metrics, completions, tokens)
 
 
-def _recorded(rows: Sequence[TokenRow], batch: TokenBatch) -> tuple[Tensor, Tensor] | None:
+def _recorded(rows: Sequence[TokenRow]) -> tuple[Tensor, Tensor] | None:
     """Coefficients and kept tokens as the run recorded them; None where a row has not both."""
     if any(row.coefficient is None or row.kept is None for row in rows):
         return None
-    c, kept = torch.zeros_like(batch.logp), torch.zeros_like(batch.mask)
-    for i, row in enumerate(rows):
-        c[i, : len(row.logp)] = torch.from_numpy(row.coefficient)
-        kept[i, : len(row.logp)] = torch.from_numpy(row.kept)
-    return c, kept
+    return padded(rows, "coefficient"), padded(rows, "kept")
 
 
 def able(methods: Sequence[Method], fields: set[str]) -> tuple[list[Method], dict[str, str]]:

@@ -3,8 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 from trustclip import stats
-from trustclip.findings.contamination import overlapping_problems, trained_on
-from trustclip.findings.groups import Group, names, shared_answers
+from trustclip.findings.groups import (
+    Group,
+    names,
+    overlapping_problems,
+    shared_answers,
+    trained_on,
+)
 from trustclip.logs.reader import Evaluation
 from trustclip.report.tables import NOTHING, Cell, Table, TableRow
 from trustclip.support.text import bracket, percent

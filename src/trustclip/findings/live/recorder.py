@@ -18,8 +18,7 @@ from trustclip.engines.trl.passthrough import changes_nothing
 from trustclip.engines.trl.recording.tokens import Pieces, Plan, TokenSampler
 from trustclip.findings.live.first import FirstCompletions
 from trustclip.findings.live.guards import RowGuards
-from trustclip.logs.answers import score_rows, scores
-from trustclip.logs.given import answer_rows
+from trustclip.logs.answers import answer_rows, score_rows, scores
 from trustclip.logs.identity import Marks
 from trustclip.logs.names import SAMPLING_ENTROPY
 from trustclip.logs.trl import OF_RECIPES

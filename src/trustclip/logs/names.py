@@ -16,23 +16,24 @@ from trustclip.support.jsonl import Row
 #: Metrics of our own loss in verl.
 _OURS = "actor/trustclip/"
 
-_TABLE: Mapping[str, Mapping[str, Any]] = tomllib.loads(
+#: Of each trainer: its names, and what else the file says of it.
+TABLE: Mapping[str, Mapping[str, Any]] = tomllib.loads(
     Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
 )
 
 
 def _of_each(key: str) -> dict[str, str]:
     """The names that a list of each trainer has, and the trainer of each."""
-    return {name: trainer for trainer, part in _TABLE.items() for name in part.get(key, ())}
+    return {name: trainer for trainer, part in TABLE.items() for name in part.get(key, ())}
 
 
-TRL, VERL = _TABLE["TRL"]["names"], _TABLE["verl"]["names"]
+TRL, VERL = TABLE["TRL"]["names"], TABLE["verl"]["names"]
 #: Trainer -> its names -> ours, of the trainers that a tracker's log alone tells.
-VALUES = {trainer: part["names"] for trainer, part in _TABLE.items() if "marks" in part}
+VALUES = {trainer: part["names"] for trainer, part in TABLE.items() if "marks" in part}
 #: Logged as new minus old, where our estimates are old minus new.
 _NEGATIVE = _of_each("negative").keys()
 #: Trainers whose ratio is to the sampler, with no third policy.
-TWO_POLICIES = {trainer for trainer, part in _TABLE.items() if part.get("two_policies")}
+TWO_POLICIES = {trainer for trainer, part in TABLE.items() if part.get("two_policies")}
 #: Names that only one of them has; and those that are ours, too.
 _MARKS, _SHARED = _of_each("marks"), _of_each("shared")
 
@@ -105,7 +106,7 @@ def trainer_of(names: Sequence[str]) -> str | None:
 def left_open(trainer: str, known: Iterable[str]) -> list[str]:
     """What a trainer's metrics leave open, in words, given all that is known."""
     there = set(known)
-    questions = _TABLE[trainer].get("open", _TABLE["others"]["open"])
+    questions = TABLE[trainer].get("open", TABLE["others"]["open"])
     return [
         question["what"].format(trainer=trainer)
         for question in questions

@@ -11,20 +11,9 @@ from trustclip.support.inside import Inside
 from trustclip.support.jsonl import Row, read_mapping
 
 NAME = "trainer_state.json"
-#: Settings of `GRPOConfig` that results depend on and that a recipe has too (a test compares them
-#: with the marks of `RLStage`).
-OF_RECIPES = (
-    *("lr_scheduler_type", "weight_decay", "max_completion_length", "num_generations"),
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
-    *("num_iterations", "max_steps", "learning_rate", "warmup_steps", "loss_type"),
-    *("scale_rewards", "beta", "temperature", "top_p", "mask_truncated_completions", "use_vllm"),
-    "gradient_checkpointing",
-)
-#: The same and those of TRL's own gate.
-SETTINGS = (
-    *(*OF_RECIPES, "epsilon", "epsilon_high", "delta", "importance_sampling_level"),
-    "vllm_importance_sampling_correction",
-)
+#: Settings that results depend on and that a recipe has too; and with them those of TRL's gate.
+OF_RECIPES = tuple(names.TABLE["TRL"]["settings"])
+SETTINGS = (*OF_RECIPES, *names.TABLE["TRL"]["of_gate"])
 #: Settings that say how many updates a generation gets.
 _SCHEDULE = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
 

@@ -25,19 +25,6 @@ _CONFIG = 1 << 20
 #: Bytes in which the first line of steps is looked for, to recognise a console log.
 _SEARCHED = 64 << 20
 
-#: Where the settings that a sentence may need are in verl's configuration.
-SETTINGS = {
-    "train_batch_size": ("data", "train_batch_size"),
-    "ppo_mini_batch_size": ("actor_rollout_ref", "actor", "ppo_mini_batch_size"),
-    "ppo_epochs": ("actor_rollout_ref", "actor", "ppo_epochs"),
-    "clip_ratio_low": ("actor_rollout_ref", "actor", "clip_ratio_low"),
-    "clip_ratio_high": ("actor_rollout_ref", "actor", "clip_ratio_high"),
-    "loss_mode": ("actor_rollout_ref", "actor", "policy_loss", "loss_mode"),
-    "n": ("actor_rollout_ref", "rollout", "n"),
-    "max_response_length": ("data", "max_response_length"),
-    "bypass_mode": ("algorithm", "rollout_correction", "bypass_mode"),
-}
-
 
 def _accepts(path: Path, head: bytes) -> bool:
     first = first_row(head)
@@ -140,9 +127,9 @@ def _printed_config(path: Path) -> Mapping[str, Any]:
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a sentence may need, from verl's configuration."""
     settings = {}
-    for name, path in SETTINGS.items():
+    for name, path in names.TABLE["verl"]["settings"].items():
         value: Any = config
-        for key in path:
+        for key in path.split("."):
             value = value.get(key) if isinstance(value, Mapping) else None
         if value is not None:
             settings[name] = value
@@ -159,7 +146,8 @@ def schedule_of(settings: Mapping[str, Any]) -> Schedule | None:
       >>> schedule_of({"train_batch_size": 8, "ppo_mini_batch_size": 4, "ppo_epochs": 2}).updates
       4.0
     """
-    batch, mini, epochs = (settings.get(name) for name in list(SETTINGS)[:3])
+    sizes = ("train_batch_size", "ppo_mini_batch_size", "ppo_epochs")
+    batch, mini, epochs = (settings.get(name) for name in sizes)
     complete = all(isinstance(value, int) and value > 0 for value in (batch, mini, epochs))
     if not complete or settings.get("bypass_mode"):
         return None

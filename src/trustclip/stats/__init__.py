@@ -20,8 +20,6 @@ from trustclip.stats.power import Required as Required
 from trustclip.stats.power import required as required
 from trustclip.stats.power import verdict as verdict
 from trustclip.stats.scores import Tally as Tally
-from trustclip.stats.scores import mean_at_k as mean_at_k
 from trustclip.stats.scores import mean_curve as mean_curve
-from trustclip.stats.scores import pass_at_k as pass_at_k
 from trustclip.stats.scores import pass_curve as pass_curve
 from trustclip.stats.scores import tally as tally

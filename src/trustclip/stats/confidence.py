@@ -110,6 +110,9 @@ def pass_interval(
 ) -> Interval:
     """Interval of the unbiased Pass@k, built like that of `mean_interval`, from the same data.
 
+    Pass@k is the probability that one of k sampled answers is right. With n samples of a problem, c
+    of them right, its estimate is 1 - C(n-c, k) / C(n, k) = 1 - prod_{j<k} (n-c-j) / (n-j).
+
     Raises:
       ValueError: if `k` is not in 1 to the smallest number of samples of a problem.
 
@@ -117,6 +120,9 @@ def pass_interval(
       >>> result = pass_interval([[1, 0, 0, 0]] * 10 + [[0, 0, 0, 0]] * 20, k=4)
       >>> print(f"{result.value:.3f} [{result.low:.3f}, {result.high:.3f}]")
       0.333 [0.186, 0.523]
+
+    References:
+      Chen et al., "Evaluating Large Language Models Trained on Code", arXiv 2107.03374.
     """
     return _score_interval(problem_scores(tally(correct), k), strata, level)
 

@@ -1,4 +1,4 @@
-"""Scores of sampled answers: Mean@K, the unbiased Pass@k, and their curves over k."""
+"""Scores of sampled answers by problem: Mean@K, the unbiased Pass@k, and their curves over k."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,7 +102,10 @@ def _require_binary(array: Floats, name: str) -> None:
 
 
 def problem_scores(counts: Tally, k: int | None = None) -> Floats:
-    """Score of each problem, float [seeds, problems]: Mean@K, or Pass@k if `k` is given."""
+    """Score of each problem, float [seeds, problems]: Mean@K, or Pass@k if `k` is given.
+
+    Mean@K is the average correctness of the K answers, the unbiased estimate of Pass@1.
+    """
     if k is None:
         return counts.right / counts.total
     return _pass_scores(counts, k)[..., -1]
@@ -149,44 +152,6 @@ def macro_average(scores: Floats, groups: Sequence[Ints]) -> Floats:
 
 def _average(scores: Floats, strata: Sequence[str] | None) -> Floats:
     return macro_average(scores, strata_groups(strata, scores.shape[1]))
-
-
-def mean_at_k(correct: Correct | Tally, strata: Sequence[str] | None = None) -> float:
-    """Mean@K: the average correctness of K sampled answers, the unbiased estimate of Pass@1.
-
-    Args:
-      correct: 0/1 by [problems, samples] or [seeds, problems, samples], or a `Tally`.
-      strata: benchmark of each problem; if given, the score is the plain mean of the benchmarks'
-        scores (macro-average).
-
-    Returns:
-      The score in [0, 1].
-
-    Example:
-      >>> mean_at_k([[1, 0], [0, 0]])
-      0.25
-    """
-    return float(_average(problem_scores(tally(correct)), strata))
-
-
-def pass_at_k(correct: Correct | Tally, k: int, strata: Sequence[str] | None = None) -> float:
-    """Pass@k: the probability that one of k sampled answers is right (Chen et al., 2021).
-
-    With n samples of a problem, c of them right, the unbiased estimate is
-    1 - C(n-c, k) / C(n, k) = 1 - prod_{j<k} (n-c-j) / (n-j), averaged over problems. Data and
-    result are as in `mean_at_k`; 1 <= k <= the smallest number of samples of a problem.
-
-    Raises:
-      ValueError: if `k` is out of range.
-
-    Example:
-      >>> pass_at_k([[1, 0, 0, 0], [0, 0, 0, 0]], k=2)
-      0.25
-
-    References:
-      Chen et al., "Evaluating Large Language Models Trained on Code", arXiv 2107.03374.
-    """
-    return float(_average(problem_scores(tally(correct), k), strata))
 
 
 def pass_curve(correct: Correct | Tally, strata: Sequence[str] | None = None) -> Floats:

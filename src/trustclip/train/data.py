@@ -1,6 +1,6 @@
 """Problems for a recipe, generated or from a source, with training and test problems disjoint."""
 
-import json
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from trustclip.findings.facts import FEW_PROBLEMS
+from trustclip.support.jsonl import read_mapping
 from trustclip.support.lock import world
 from trustclip.support.terminal import announce, warn
 from trustclip.train.problems.arithmetic import Arithmetic
@@ -344,11 +345,9 @@ def data_table(problems: Sequence[Problem], style: PromptStyle) -> Any:
 
 def trained_with(model: str) -> dict[str, Any] | None:
     """The prompts that the model in a folder was trained with; None if unknown."""
-    try:
-        content = json.loads((Path(model) / PROMPT_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
+    with contextlib.suppress(OSError, ValueError):
+        return dict(read_mapping(Path(model) / PROMPT_FILE)) or None
+    return None
 
 
 def unlike(model: str, style: PromptStyle) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """Expansion of a suite file into runs, with all errors found before anything starts."""
 
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -95,9 +94,7 @@ class Plan:
 
     def resolved(self) -> dict[str, Any]:
         """Contents of ``suite.yaml``: the settings and, by folder, the runs; without secrets."""
-        settings = dataclasses.asdict(self.settings)  # type: ignore[call-overload]
-        # Through JSON: paths and tuples become what YAML knows.
-        settings = json.loads(json.dumps(settings | {"reference": self.reference}, default=str))
+        settings = {**plain(self.settings), "reference": self.reference}
         runs = {
             job.name: {
                 "label": job.label,

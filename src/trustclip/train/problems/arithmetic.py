@@ -33,9 +33,6 @@ class Arithmetic:
         about once in ``largest + 1`` times.
       seed: determines which problems are drawn, and in which order.
 
-    Raises:
-      ValueError: if `operations` or `largest` is below 1.
-
     Example:
       >>> arithmetic = Arithmetic(operations=3)
       >>> problem = arithmetic.train(1)[0]
@@ -49,16 +46,13 @@ class Arithmetic:
     largest: int = 4
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        _require_positive(operations=self.operations, largest=self.largest)
-
     def train(self, n: int) -> list[Problem]:
         """First `n` distinct training problems, each with its worked solution.
 
         A shorter list is a prefix of a longer one.
 
         Raises:
-          ValueError: if `n` is below 1 or above the number of training problems that exist.
+          ValueError: `n` is above the number of training problems that exist.
         """
         return self._draw("train", n)
 
@@ -95,7 +89,6 @@ class Arithmetic:
         return answer if rng.random() < GUESSED else _other(answer, self.largest, rng)
 
     def _draw(self, split: Split, n: int) -> list[Problem]:
-        _require_positive(n=n)
         problems = list(islice(self._stream(split), n)) if n <= self._size else []
         if len(problems) < n:
             raise ValueError(
@@ -171,9 +164,3 @@ def _other(value: int, largest: int, rng: random.Random) -> int:
     """A uniform draw from ``0..largest`` without `value`."""
     draw = rng.randint(0, largest - 1)
     return draw + (draw >= value)
-
-
-def _require_positive(**numbers: int) -> None:
-    for name, number in numbers.items():
-        if not isinstance(number, int) or number < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {number!r}")

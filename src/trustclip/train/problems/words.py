@@ -23,6 +23,8 @@ _THINGS = (
     *("nuts", "pens", "plums", "ribbons", "shells", "stamps", "stickers", "stones", "toys"),
 )
 _MORE = ("buys {} more", "finds {} more", "gets {} from a friend", "picks up {} more", "wins {}")
+#: Largest total of a `WordSums`.
+LARGEST = 50
 _LESS = ("gives {} away", "loses {}", "sells {}", "leaves {} at home", "hands {} to a friend")
 
 
@@ -65,11 +67,7 @@ class WordProblems(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class WordSums(WordProblems):
-    """Short stories of additions and subtractions whose totals all lie in ``0..largest``.
-
-    Args:
-      operations: sentences that change the total, at least 1.
-      largest: bound of the totals, at least 2.
+    """Short stories of two additions or subtractions whose totals all lie in 1 to 50.
 
     Example:
       >>> problem = WordSums().train(1)[0]
@@ -80,16 +78,13 @@ class WordSums(WordProblems):
       21 - 5 = 16
     """
 
-    operations: int = 2
-    largest: int = 50
-
     def _draw(self, rng: random.Random) -> tuple[str, list[str], int]:
         name, things = rng.choice(_NAMES), rng.choice(_THINGS)
-        total = rng.randint(1, self.largest)
+        total = rng.randint(1, LARGEST)
         story, lines = [f"{name} has {total} {things}."], []
-        for _ in range(self.operations):
-            more = total < 2 or (total < self.largest and rng.random() < 0.5)
-            change = rng.randint(1, self.largest - total if more else total - 1)
+        for _ in range(2):
+            more = total < 2 or (total < LARGEST and rng.random() < 0.5)
+            change = rng.randint(1, LARGEST - total if more else total - 1)
             after = total + change if more else total - change
             story.append(f"{name} {rng.choice(_MORE if more else _LESS).format(change)}.")
             lines.append(f"{total} {'+' if more else '-'} {change} = {after}")
@@ -99,11 +94,7 @@ class WordSums(WordProblems):
 
 @dataclass(frozen=True, kw_only=True)
 class LetterCounts(WordProblems):
-    """How often a letter stands in a made-up word; the solution spells the word and counts.
-
-    Args:
-      shortest: letters of the shortest word, at least 1.
-      longest: letters of the longest.
+    """How often a letter stands in a made-up word of 5 to 8 letters; the solution counts them.
 
     Example:
       >>> problem = LetterCounts().train(1)[0]
@@ -114,13 +105,10 @@ class LetterCounts(WordProblems):
       1
     """
 
-    shortest: int = 5
-    longest: int = 8
-
     def _draw(self, rng: random.Random) -> tuple[str, list[str], int]:
         # Few letters, so that most occur more than once.
         letters = rng.sample("bcdfgklmnprst", 2), rng.sample("aeiou", 2)
-        length = rng.randint(self.shortest, self.longest)
+        length = rng.randint(5, 8)
         word = "".join(rng.choice(letters[place % 2]) for place in range(length))
         letter = rng.choice(word)
         counts = accumulate(int(own == letter) for own in word)
@@ -131,7 +119,7 @@ class LetterCounts(WordProblems):
 
 @dataclass(frozen=True, kw_only=True)
 class DigitSums(WordProblems):
-    """The sum of a number's digits, 2 or more; the solution keeps the running total.
+    """The sum of the digits of a number of five; the solution keeps the running total.
 
     Example:
       >>> problem = DigitSums().train(1)[0]
@@ -144,10 +132,8 @@ class DigitSums(WordProblems):
       22 + 2 = 24
     """
 
-    digits: int = 5
-
     def _draw(self, rng: random.Random) -> tuple[str, list[str], int]:
-        number = [rng.randint(1, 9), *(rng.randint(0, 9) for _ in range(self.digits - 1))]
+        number = [rng.randint(1, 9), *(rng.randint(0, 9) for _ in range(4))]
         totals = list(accumulate(number))
         lines = [
             f"{before} + {digit} = {total}"

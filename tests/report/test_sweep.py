@@ -59,13 +59,14 @@ def test_methods_are_compared_within_a_value(swept):
         rights = [right[job.label, float(job.swept["rl.reward_noise"])]] * 9
         answer(swept.out, job, {"t": several(rights)})
         results.add(job)
-    table = results.table().content()
-    found = {(row["setting"], row["label"]): row for row in table["rows"]}
-    assert list(table["before"]) == ["tiny, reward_noise 0", "tiny, reward_noise 0.25"]
-    clean, noisy = (found[setting, "clip"]["difference"]["mean@4"] for setting in table["before"])
-    assert clean["value"] == pytest.approx(-1 / 4) and noisy["value"] == pytest.approx(1 / 4)
-    assert clean["p_holm"] == min(1, 2 * clean["p"])  # both values are one family
-    assert all(found[setting, "atr"]["difference"] == {} for setting in table["before"])
+    clean, noisy = results.table().compared["mean"]
+    settings = [one.group.setting for one in (clean, noisy)]
+    assert settings == ["tiny, reward_noise 0", "tiny, reward_noise 0.25"]
+    assert {clean.group.label, noisy.group.label} == {"clip"}
+    assert clean.difference is not None and noisy.difference is not None
+    assert clean.difference.value == pytest.approx(-1 / 4)
+    assert noisy.difference.value == pytest.approx(1 / 4)
+    assert clean.p_holm == min(1, 2 * clean.difference.p)  # both values are one family
 
 
 @pytest.mark.parametrize(

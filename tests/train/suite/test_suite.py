@@ -568,36 +568,39 @@ def test_the_numbers_of_the_table(folder):
             best=best, gated=(0.1, 0.3 + job.seed / 5),
         )  # fmt: skip
         results.add(job)
-    table = results.table().content()
-    atr, clip, none = table["rows"]
+    table = results.table()
+    atr, clip, _ = table.groups
+
+    def final(group, metric, task=None):
+        estimate = group.estimate(task, metric)
+        assert estimate is not None
+        return pytest.approx(estimate.value)
+
     # Mean@4: long (8 + 8) / 32 = 1/2, short (4 + 4) / 16 = 1/2.
-    assert atr["final"]["mean@4"]["value"] == pytest.approx(1 / 2)
+    assert final(atr, "mean@4") == 1 / 2
     # Pass@4: seed 0 long 3/4, short 1; seed 1 long 2/4, short 1: (5/8 + 1) / 2.
-    assert atr["final"]["pass@4"]["value"] == pytest.approx(13 / 16)
+    assert final(atr, "pass@4") == 13 / 16
     # clip: long (2 + 1) / 32, short (0 + 1) / 16.
-    assert clip["final"]["mean@4"]["value"] == pytest.approx((3 / 32 + 1 / 16) / 2)
-    assert clip["tasks"]["long"]["mean@4"]["value"] == pytest.approx(3 / 32)
-    # Best: seed 0 its final, long 8/16, short 4/8; seed 1 long 1, short 1/2.
-    assert atr["best"]["mean@4"]["value"] == pytest.approx(((8 / 16 + 1) / 2 + 1 / 2) / 2)
-    assert atr["gated"] == pytest.approx(0.25)
-    assert table["problems"] == {"long": 4, "short": 2}
+    assert final(clip, "mean@4") == (3 / 32 + 1 / 16) / 2
+    assert final(clip, "mean@4", "long") == 3 / 32
+    assert table.problems == {"long": 4, "short": 2}
 
     arms = {
         label: [[list(a) for part in pair for a in several(part).values()] for pair in runs]
         for label, runs in scores.items()
     }
     strata = ["long"] * 4 + ["short"] * 2
-    for metric, k in (("mean@4", None), ("pass@4", 4)):
+    for kind, k in (("mean", None), ("pass", 4)):
         expected = compared.compare(arms, strata, k=k, same_seeds=True)[1:]
-        for row, theirs in zip((clip, none), expected, strict=True):
-            ours = row["difference"][metric]
-            assert theirs.difference is not None
-            assert ours["value"] == pytest.approx(theirs.difference.value)
-            assert (ours["low"], ours["p"]) == (theirs.difference.low, theirs.difference.p)
-            assert ours["p_holm"] == theirs.p_adjusted and ours["verdict"] == theirs.verdict
-    first, second = (row["difference"]["mean@4"] for row in (clip, none))
-    assert first["p_holm"] == min(1, 2 * first["p"]) and first["p"] < second["p"]
-    assert second["p_holm"] == max(first["p_holm"], second["p"])
+        for ours, theirs in zip(table.compared[kind], expected, strict=True):
+            assert ours.difference is not None and theirs.difference is not None
+            assert ours.difference.value == pytest.approx(theirs.difference.value)
+            assert ours.difference.low == theirs.difference.low
+            assert (ours.p_holm, ours.verdict) == (theirs.p_adjusted, theirs.verdict)
+    first, second = table.compared["mean"]
+    assert first.difference is not None and second.difference is not None
+    assert first.p_holm == min(1, 2 * first.difference.p)
+    assert second.p_holm == max(first.p_holm, second.difference.p)
     text = results.write().read_text()
     assert "6 problems (4 long + 2 short)" in text and "macro-averaged" in text
     assert "| atr (2 seeds) | **50.00" in text and "Average Mean@4" in text
@@ -612,11 +615,13 @@ def test_differences_use_the_seeds_that_both_have(folder):
         if job.label in right and not (job.label == "atr" and job.seed == 1):
             answer(folder.out, job, {"t": several([right[job.label][job.seed]] * 9)})
             results.add(job)
-    _, clip, none = results.table().content()["rows"]
-    assert clip["difference"]["mean@4"]["seeds"] == 2
-    assert clip["difference"]["mean@4"]["value"] == pytest.approx(2 / 8 - 4 / 8)
-    assert clip["final"]["mean@4"]["value"] == pytest.approx(2 / 12)
-    assert none["final"] == {} and none["difference"] == {} and none["seeds"] == []
+    table = results.table()
+    (clip,) = (one for one in table.compared["mean"] if one.difference is not None)
+    score = clip.group.estimate(None, "mean@4")
+    assert (clip.group.label, clip.seeds) == ("clip", 2)
+    assert clip.difference is not None and clip.difference.value == pytest.approx(2 / 8 - 4 / 8)
+    assert score is not None and score.value == pytest.approx(2 / 12)
+    assert table.groups[2].runs == []
     text = results.write().read_text()
     assert "Not all runs are finished: atr 2 of 3, none 0 of 3." in text
 
@@ -627,7 +632,7 @@ def test_other_problems_are_no_comparison(folder):
     for job, rights in zip(made.runs[:2], ([1, 2, 3], [1, 2]), strict=True):
         answer(folder.out, job, {"t": several(rights)})
         results.add(job)
-    (found,) = {d["verdict"] for d in results.table().content()["rows"][1]["difference"].values()}
+    (found,) = {one.verdict for one in results.table().compared["mean"] if one.group.runs}
     assert "the problems differ" in found and found in results.write().read_text()
 
 

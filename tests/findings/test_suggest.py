@@ -152,7 +152,7 @@ def test_a_gate_closes_on_no_more_tokens_as_its_thresholds_widen(method):
         (["trpo"], "statistics over all ranks"),
         (["atrr"], "did you mean 'atr'"),
         (["atr", "--share", "0"], "the share must be between 0 and 1, got 0"),
-        (["atr", "--share", "few"], "--share FLOAT: got 'few'"),
+        (["atr", "--share", "few"], "`share` should be a valid number"),
         (["clip", "--share", "0.9"], "no threshold of 'clip' would have cut 90.00 %"),
         (["{name: atr, detla: 0.1}"], "did you mean 'delta'"),
     ],
@@ -181,7 +181,7 @@ def test_wrong_logs_are_refused(tmp_path, capsys):
     assert main(["shadow", str(tmp_path / "idle.jsonl")]) == 2
     assert "no token has an advantage" in capsys.readouterr().err
     assert main(["shadow", "--suggest", "atr"]) == 2
-    assert "at least one file of tokens" in capsys.readouterr().err
+    assert "`logs` is missing." in capsys.readouterr().err
 
 
 # The commands -------------------------------------------------------------------------------------

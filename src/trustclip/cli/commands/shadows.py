@@ -37,8 +37,8 @@ class Shadow:
 
 @reads(Shadow)
 def shadow(options: Shadow) -> int:
-    if not options.logs or not options.methods.strip():
-        raise ValueError("give at least one file of tokens, and one method.")
+    if not options.methods.strip():
+        raise ValueError("--methods is empty: name at least one, or leave it out.")
     from trustclip.constraints.base import methods as every
     from trustclip.constraints.registry import as_method, method
     from trustclip.constraints.shadow import shadow_methods

@@ -7,8 +7,8 @@ import structure
 #: whoever takes lines away lowers it, and none is above its goal in the end.
 BUDGETS = {
     "library": (37_800, 27_000),
-    "train": (14_900, 13_000),
-    "cli": (2_600, 1_700),
+    "train": (14_100, 13_000),
+    "cli": (2_210, 1_700),
     "lab": (12_800, 8_500),
     "tests": (54_500, 45_000),
 }

@@ -91,10 +91,6 @@ def test_files_of_a_report_obey_nobody(folder, capsys):
     assert not [cell for cell in cells if cell[:1] in tuple("=+@\t\r\uff1d")]
 
 
-def test_there_are_many():
-    assert len(ARTEFACTS) >= 60
-
-
 def test_every_promise_names_tests_that_there_are():
     """The table of SECURITY.md: artefacts by their names, other tests by file and name."""
     page = (Path(__file__).parents[2] / "SECURITY.md").read_text().partition("## Tested by")[2]

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from method_cases import random_batch
 
 import trustclip as tc
-from trustclip.cli.commands.experiments import settings as read
 from trustclip.constraints import adaptive, controllers, diagnostics
 from trustclip.constraints.adaptive import Adaptive, adapts
-from trustclip.train.settings.stages import RLSettings
 
 GATE = {"controller": "target_gate", "share": 0.02, "initial": 0.07}
 
@@ -40,27 +38,6 @@ def test_yaml_and_python_say_the_same() -> None:
     assert by_code == by_yaml == tc.method(**by_code.to_dict())
     assert yaml.safe_load(yaml.safe_dump(by_code.to_dict())) == by_code.to_dict()
     assert by_code.name == "atr" and adapts(by_code) and not adapts(tc.method("atr"))
-
-
-def test_the_command_line_says_the_same(tmp_path) -> None:
-    text = "{controller: target_gate, share: 0.02, initial: 0.07}"
-    for flags in (["--method.delta", text], [f"--method.delta={text}"]):
-        rest = ["--dataset", "arithmetic", "--model", "tiny", "--output-dir", str(tmp_path)]
-        chosen = read(RLSettings, [*rest, *flags, "--method.side", "strict"], "rl").method
-        assert chosen == tc.method("atr", delta=GATE, side="strict")
-        assert yaml.safe_load(yaml.safe_dump(chosen.to_dict())) == chosen.to_dict()
-    two = ["--method", "clip_higher", "--method.low", "{controller: target_gate, share: 0.1}"]
-    chosen = read(RLSettings, [*rest, *two, "--method.high", "0.3"], "rl").method
-    low = controllers.target_gate(share=0.1)
-    assert chosen == tc.method("clip_higher", low=low, high=0.3)
-
-
-def test_a_part_on_the_command_line_is_written_down_with_its_name(tmp_path) -> None:
-    rest = ["--dataset", "arithmetic", "--model", "tiny", "--output-dir", str(tmp_path)]
-    part = "{name: atr, delta: {controller: target_gate, share: 0.02, initial: 0.07}}"
-    chosen = read(RLSettings, [*rest, "--method", "both", "--method.first", part], "rl").method
-    assert chosen.to_dict()["first"]["name"] == "atr"
-    assert chosen == tc.method("both", first=tc.method("atr", delta=GATE)) and adapts(chosen)
 
 
 def test_until_it_moves_it_is_the_method() -> None:

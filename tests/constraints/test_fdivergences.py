@@ -8,7 +8,6 @@ from decimal import Decimal, localcontext
 
 import pytest
 import torch
-from method_cases import random_batch
 from torch import Tensor
 
 import trustclip as tc
@@ -16,7 +15,6 @@ from trustclip.constraints.fdivergences import (
     NAMED,
     Divergence,
     alpha_divergence,
-    f_divergence,
     from_function,
 )
 
@@ -236,17 +234,6 @@ def test_choices_that_make_no_divergence() -> None:
 # The method ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("side", ["outward", "strict"])
-@pytest.mark.parametrize("delta", [0.01, 0.07, 1.5])
-def test_kl_old_new_of_the_ratio_is_atr(side: str, delta: float) -> None:
-    atr = tc.method("atr", delta=delta, side=side)
-    ours = tc.method("f_divergence", delta=delta, side=side)
-    assert tc.interval(ours) == tc.interval(atr)
-    batch = random_batch(ours)
-    assert torch.equal(tc.coefficient(ours, batch), tc.coefficient(atr, batch))
-    assert torch.equal(ours.surrogate(batch).objective, atr.surrogate(batch).objective)
-
-
 @pytest.mark.parametrize("name", NAMED)
 def test_the_gate_of_the_bernoulli_form_closes_at_its_bounds(name: str) -> None:
     method = tc.method("f_divergence", divergence=name, bounds="bernoulli", side="strict")
@@ -258,8 +245,3 @@ def test_the_gate_of_the_bernoulli_form_closes_at_its_bounds(name: str) -> None:
     want = (low <= x) & (x <= high)
     assert torch.equal(method.surrogate(batch).kept, want)
     assert 0.1 < want.double().mean() < 0.95
-
-
-def test_named_and_looked_up_are_one() -> None:
-    assert f_divergence("alpha", alpha=1.0) is NAMED["kl_new_old"]
-    assert all(f_divergence(name) is divergence for name, divergence in NAMED.items())

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from method_cases import candidates_for
 
 import trustclip as tc
 from trustclip.constraints import diagnostics, sampler
@@ -59,13 +58,6 @@ def test_over_every_action_the_means_are_the_divergences() -> None:
         assert sums["chi2"] == pytest.approx(float((p**2 / b).sum()) - 1)
         assert sums["abs"] == pytest.approx(float((b * np.abs(np.log(p / b))).sum()))
         assert sums["sequence_ratio"] == pytest.approx(1.0)  # a ratio's mean under its denominator
-
-
-def test_nothing_without_a_sampler() -> None:
-    batch = replace(random_batch(), logp_rollout=None)
-    window = diagnostics.Window()
-    window.add(batch, tc.method("atr").surrogate(batch), tc.method("atr"))
-    assert not [name for name in window.read() if "sampler" in name or "lag" in name]
 
 
 def test_tokens_without_a_number_are_counted_and_nothing_else() -> None:
@@ -240,18 +232,6 @@ def test_a_gate_on_other_numbers_than_ratios_has_one_anchor(name) -> None:
     zeros = torch.zeros(12, 9, dtype=DOUBLE)
     batch = random_batch(kl_old_new=zeros, kl_new_old=zeros)
     assert sampler.gated_against(batch, tc.method(name)) == {}
-
-
-def test_every_method_can_be_measured_beside_a_sampler() -> None:
-    zeros = torch.zeros(12, 9, dtype=DOUBLE)
-    fields = dict.fromkeys(("kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv", "entropy"), zeros)
-    keys = torch.arange(12 * 9).view(12, 9)
-    entropy_old = torch.ones(12, 9, dtype=DOUBLE)
-    batch = random_batch(**fields, entropy_old=entropy_old, keys=keys, groups=keys * 0,
-                         candidates=candidates_for(zeros))  # fmt: skip
-    for name in tc.methods():
-        for s, n in sampler.gated_against(batch, tc.method(name)).values():
-            assert 0 <= s <= n, name
 
 
 def test_engines_that_call_a_loss_get_means_of_their_micro_batch() -> None:

@@ -176,20 +176,6 @@ def test_shadows_change_no_bit_of_a_training(tmp_path):
     assert not any("/shadow/" in key for row in alone.history for key in row)
 
 
-def test_the_acting_method_as_its_own_shadow_agrees_with_itself(tmp_path):
-    own = {"name": "atr", "delta": 0.02}
-    run = constrained(tmp_path, "atr", {"delta": 0.02}, shadows=[own, "clip"])
-    name = "trustclip/shadow/atr(delta=0.02)"
-    assert run.column(f"{name}/gated") == pytest.approx(run.column("trustclip/gated"))
-    assert max(run.column(f"{name}/gated")) > 0.05, "the comparison would be empty"
-    for measure in ("precision", "recall", "jaccard", "cosine"):
-        values = run.column(f"{name}/{measure}")
-        assert values and values == pytest.approx([1.0] * len(values))
-    for quadrant in ("positive_above", "negative_below"):
-        key = f"gated/{quadrant}"
-        assert run.column(f"{name}/{key}") == pytest.approx(run.column(f"trustclip/{key}"))
-
-
 def test_the_config_serialises_its_shadows_and_refuses_what_the_engine_lacks(tmp_path):
     from trustclip.engines.trl import ConstrainedGRPOConfig
 
@@ -241,10 +227,3 @@ def test_the_check_says_why_a_constraint_is_inert():
     assert found and "it gated 50.00% of 4 tokens" in str(found)
     assert tc.check(tc.method("cispo"), [batch]) and not tc.check(tc.method("cispo"), [still])
     assert tc.check(tc.method("pspo"), [still])  # it acts at ratio 1, too
-
-
-def test_the_module_check_hides_no_function():
-    import trustclip.constraints.check
-
-    assert callable(tc.check)
-    assert trustclip.constraints.check.check is tc.check

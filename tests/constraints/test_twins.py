@@ -168,37 +168,3 @@ def test_bounds_prints_the_twins_of_every_method_and_guesses_none(
         assert method.twins or "no setting of stock TRL or verl" in lines[-1]
         shared = "where a sequence's tokens share their advantage" in "".join(lines)
         assert shared == (bool(method.twins) and getattr(method, "level", "") == "sequence")
-
-
-@method_cases.every_name
-def test_bounds_prints_an_interval_or_what_the_constraint_is(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shown = printed_by_bounds(tc.method(name), capsys)
-    try:
-        low, high = tc.interval(name)
-    except ValueError as error:
-        first = (tc.methods()[name].__doc__ or "").splitlines()[0]
-        assert "old probability" in shown if "p_old" in str(error) else first in shown
-    else:
-        assert f"[{low:.12f}, {high:.12f}]" in shown
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("aspo", {}),  # weighs by the inverse ratio where A > 0
-        ("abc_grpo", {}),  # cuts steps back towards ratio 1 as well
-        ("atr", {"side": "strict"}),
-        ("clip", {"level": "prefix"}),
-        ("atr", {"level": "sequence", "reduction": "max"}),
-        ("atr", {"level": "sequence", "weight": "token"}),
-        ("tis", {"inner": "aspo"}),
-        ("icepop", {"inner": "clip", "level": "geometric"}),
-        ("clip_cov", {}),
-        ("trgppo", {}),
-        ("atr", {"delta": {"controller": "target_gate", "share": 0.02}}),
-    ],
-)
-def test_what_is_no_plain_clip_has_no_clip_for_a_twin(name: str, arguments: dict[str, Any]) -> None:
-    assert tc.method(name, **arguments).twins == {}

@@ -10,9 +10,8 @@ import yaml
 import trustclip as tc
 from trustclip.cli.main import main
 from trustclip.engines.remarks import Remark
-from trustclip.engines.verl.checks import BUILT_IN, Installed, installed, remarks
-from trustclip.engines.verl.config import load
-from trustclip.engines.verl.limits import LOSS_MODES, TARGET, constraint
+from trustclip.engines.verl.checks import BUILT_IN, Installed, remarks
+from trustclip.engines.verl.limits import TARGET, constraint
 
 HERE = Installed("0.9.1")
 LOSS = "actor_rollout_ref.actor.policy_loss"
@@ -148,13 +147,6 @@ def test_a_plugin_that_is_not_loaded() -> None:
     assert said(library, absent) == []
 
 
-def test_notes_about_the_installation() -> None:
-    assert "not installed" in said(GOOD, Installed(None), "note")[0]
-    for release in ("0.8.0", "0.9.0", "0.10.0rc1"):
-        assert "untested" in said(GOOD, Installed(release), "note")[0]
-    assert set(installed().loss_modes) >= {*BUILT_IN, *LOSS_MODES}
-
-
 def test_the_command_reads_a_resolved_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,17 +157,6 @@ def test_the_command_reads_a_resolved_file(
     path.write_text(yaml.safe_dump(with_changes(LOSS__method="art")), encoding="utf-8")
     assert main(["doctor", "--verl", str(path)]) == 1
     assert "error: unknown method 'art'" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("arguments", [[], ["missing.yaml"]], ids=str)
-def test_the_command_needs_a_configuration(arguments: list[str]) -> None:
-    assert main(["doctor", "--verl", *arguments]) == 2
-
-
-def test_a_file_of_no_mapping(tmp_path: Path) -> None:
-    (tmp_path / "list.yaml").write_text("- 1\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="expected a mapping"):
-        load([str(tmp_path / "list.yaml")])
 
 
 def test_the_method_is_built_once_for_all_micro_batches_and_the_old_pair_still_works() -> None:

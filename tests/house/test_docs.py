@@ -12,7 +12,6 @@ import pytest
 from doc_pages import DOCS, PAGES, ROOT, commands, help_of, name, python
 
 import trustclip as tc
-from trustclip.cli.main import main
 from trustclip.cli.registry import COMMANDS, added_commands
 
 #: Those of the core and of the laboratory.
@@ -46,16 +45,6 @@ def test_the_pages_commands_exist(page):
                 assert flag in help_of(command), f"trustclip {command} {flag}"
 
 
-@pytest.mark.parametrize("command", EVERY)
-def test_every_command_has_help(command, capsys):
-    try:
-        status = main([command, "--help"])
-    except SystemExit as left:
-        status = left.code
-    told = capsys.readouterr()
-    assert status in (0, None) and not told.err and f"trustclip {command}" in told.out
-
-
 def test_notes_are_about_methods():
     import tomllib
 
@@ -63,13 +52,6 @@ def test_notes_are_about_methods():
     assert set(notes) <= set(tc.methods()), "notes of a method that is gone"
     assert all(set(of) <= {"defaults", "traps", "reports"} for of in notes.values())
     assert all(of["traps"] and of["defaults"].endswith(".") for of in notes.values())
-
-
-def test_timings_are_of_methods():
-    table = json.loads((ROOT / "lab/benchmarks/methods.json").read_text("utf-8"))["tables"][0]
-    assert table["columns"] == ["method", "CPU µs a token", "× clip", "% of an update"]
-    assert {row[0] for row in table["rows"]} <= set(tc.methods()), "a method that is gone"
-    assert all(0 < number < 100 for row in table["rows"] for number in row[1:])
 
 
 @pytest.mark.slow

@@ -312,22 +312,3 @@ def test_readers_open_files_through_the_gate_alone():
                     found |= {(module, name)} & {(module, opener) for opener in _OPENERS}
     assert found <= _OPENS.keys(), f"not through the gate: {sorted(found - _OPENS.keys())}"
     assert _OPENS.keys() <= found, f"listed, and gone: {sorted(_OPENS.keys() - found)}"
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "self.path / name", "(folder / 'tokens') / name", "path.joinpath('a', name)",
-        "Path(folder, name)", "folder / f'{name}.json'", "os.path.join(folder, name)",
-        "path.parent.with_name(row['name'])", "self.store.folder / cursor[0]",
-    ],
-)  # fmt: skip
-def test_a_join_is_seen_in_every_form(line, tmp_path):
-    (tmp_path / "module.py").write_text(line)
-    assert [*_joins(tmp_path / "module.py", _folders())]
-
-
-def test_a_spelled_out_join_or_a_quotient_is_none(tmp_path):
-    lines = "folder / 'a.json'\npath / MANIFEST\ntotal / count\n', '.join(names)\nf'a' / f'b'"
-    (tmp_path / "module.py").write_text(lines)
-    assert not [*_joins(tmp_path / "module.py", _folders())]

@@ -1,19 +1,15 @@
 """Versions of the site beside each other, and the list from which a reader chooses."""
 
-import functools
-import http.server
 import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import yaml
-from browser import opened, wait
 
 ROOT = Path(__file__).parents[2]
 SPEC = importlib.util.spec_from_file_location("publish", ROOT / "docs/publish.py")
@@ -104,27 +100,3 @@ def test_the_workflow_keeps_the_versions_on_their_branch(tmp_path):
         run("bash", "-ec", script, GITHUB_REF_NAME=version, GITHUB_SHA="0")
     shown = run("git", "-C", origin, "ls-tree", "--name-only", "gh-pages").split()
     assert shown == [".nojekyll", "index.html", "llms.txt", "main", "v0.1.0", "versions.json"]
-
-
-@pytest.mark.slow
-def test_a_reader_changes_the_version_and_keeps_the_page(site):
-    class Silent(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, format, *args) -> None: ...
-
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Silent, directory=str(site))
-    )
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        with opened(f"http://127.0.0.1:{server.server_port}/") as tab:  # leads to the newest
-            tab.wait_for_url("**/v0.10.0/")
-            shown = "() => !document.querySelector('label.versions').hidden"
-            wait(tab, shown)
-            chosen = "() => document.querySelector('select').selectedOptions[0].text"
-            assert tab.evaluate(chosen) == "v0.10.0"
-            tab.goto(tab.url + "guide.html")
-            wait(tab, shown)
-            tab.select_option("select", label="v0.9.0")
-            tab.wait_for_url("**/v0.9.0/guide.html")
-    finally:
-        server.shutdown()

@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import trl_runs
 from scipy import optimize
 from torch import Tensor
 
 import trustclip as tc
 from trustclip.constraints.candidates import Candidates
-from trustclip.constraints.gradients import gradient_with_candidates
 from trustclip.engines.limits import ENGINES, refusal
 
 VOCABULARY, DELTA = 7, 0.05
@@ -168,18 +166,6 @@ def test_where_nothing_is_known_it_is_importance_sampling() -> None:
     torch.testing.assert_close(got.objective, batch.log_ratio.exp() * batch.advantages)
 
 
-def test_in_half_the_digits_it_is_the_same() -> None:
-    new, old = logits(2, 3.0)
-    sampled = torch.tensor([3, 1, 0, 6, 2, 4])
-    method = tc.method("troll")
-    found = [
-        gradient_with_candidates(method, batch_of(new.to(kind), old.to(kind), sampled))
-        for kind in (torch.float32, torch.float64)
-    ]
-    for single, double in zip(found[0][:2], found[1][:2], strict=True):
-        torch.testing.assert_close(single.double(), double, rtol=2e-3, atol=2e-4)
-
-
 def test_what_goes_around_it_is_refused() -> None:
     with pytest.raises(ValueError, match="'troll' moves tokens that were not sampled"):
         tc.method("tis", inner="troll")
@@ -190,11 +176,3 @@ def test_what_goes_around_it_is_refused() -> None:
         assert "passes none to a policy loss" in (
             refusal(tc.method("troll"), ENGINES[engine]) or ""
         )
-
-
-def test_it_trains_in_trl(tmp_path: Any) -> None:
-    run = trl_runs.constrained(
-        tmp_path, "troll", {"delta": 1e-3}, decoder="auto", candidates=64, max_steps=6
-    )
-    assert run.parameters.isfinite().all()
-    assert max(run.column("trustclip/gated")) > 0

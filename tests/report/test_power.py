@@ -55,16 +55,6 @@ def test_so_many_seeds_find_the_gap_as_often_as_asked(paired, std, gap, level) -
     assert found(seeds) >= 0.8 - 0.008 and found(seeds - 1) < 0.8 + 0.008
 
 
-def test_the_seeds_never_rise_with_the_gap_nor_fall_with_the_spread() -> None:
-    """SciPy's noncentral t is nan far out, which once gave 14,081 between 24 and 45."""
-    for paired in (True, False):
-        by_std = [seeds_for(s, 0.03, paired=paired, level=0.997) for s in np.geomspace(1e-4, 1, 60)]
-        by_gap = [seeds_for(0.1, g, paired=paired, level=0.997) for g in np.geomspace(0.002, 1, 60)]
-        assert by_std == sorted(by_std) and by_gap == sorted(by_gap, reverse=True)
-        assert by_std[0] == 2 and seeds_for(5.0, 1e-3, paired=paired) == float("inf")
-    assert seeds_for(0.0, 0.01) == 2 and np.isnan(seeds_for(float("nan"), 0.01))
-
-
 def test_the_interval_of_a_pilots_answer_covers() -> None:
     """Of pilots with five seeds: the number that the true spread needs, in 95 % of them."""
     rng, true = np.random.default_rng(3), seeds_for(0.05, 0.04)

@@ -7,7 +7,6 @@ from rich.console import Console
 
 from trustclip.cli.main import main
 from trustclip.findings.entropy import Change, scatter
-from trustclip.findings.start import of_evaluation, of_generation
 from trustclip.train.configs import lora_config
 from trustclip.train.runs.progress import Stage
 from trustclip.train.settings.stages import RLStage
@@ -34,14 +33,6 @@ def test_the_line_on_the_terminal_shows_the_entropy_of_all_completions() -> None
         stage.step({"reward": 0.0, "entropy": 1.4, "trustclip/sampling_entropy": 1.15})
         stage.step({"entropy": 0.9})
     assert out.getvalue().count("entropy 1.150") == 2
-
-
-def test_signs_need_numbers() -> None:
-    assert not [*of_evaluation({})] and not [*of_generation({"step": 1, "reward": None})]
-    (sign,) = of_generation({"step": 1, "frac_reward_zero_std": 1.0, "reward": 0.0}, 64)
-    assert sign.kind == "start/equal_rewards" and "(mean 0)" in sign.text
-    (sign,) = of_evaluation({"truncated": 0.0, "no_answer": 0.9})
-    assert sign.kind == "start/no_answer" and sign.text.startswith("90 % ")
 
 
 # Settings

@@ -329,40 +329,6 @@ def test_few_seeds_are_what_limits_a_comparison_whatever_the_data_say():
     assert required(a, b).limit != "seeds"  # five seeds that agree to the answer
 
 
-def test_seeds_that_differ_alike_in_both_leave_smaller_gaps_to_find():
-    rng = np.random.default_rng(0)
-    a = np.stack([rng.random((200, 8)) < share for share in (0.3, 0.4, 0.5)])
-    b = np.stack([rng.random((200, 8)) < share for share in (0.25, 0.35, 0.45)])
-    found = required(a, b)
-    assert found.detectable > 0.25
-    paired = required(a, b, same_seeds=True)  # the seeds differ alike in both
-    assert paired.detectable < found.detectable / 2
-
-
-def test_the_budget_at_hand_is_that_of_the_poorer_model():
-    a, b = random_answers(50, 12, samples=4), random_answers(51, 12, samples=8)
-    assert required(a, b).have == required(b, a).have == Budget(4, 12, 1)
-    three, four = crossed_seeds(9, 3, 12), crossed_seeds(10, 4, 12)
-    assert required(three, four).have == Budget(8, 12, 3)
-
-
-def test_what_is_found_is_unknown_where_it_must_be():
-    assert required([[1], [0], [1]], [[0], [0], [1]]).limit == "problems"
-    assert isnan(required([[1, 0]], [[0, 0]]).detectable)
-
-
-def test_a_gain_that_is_even_is_limited_by_samples():
-    even = required(rows(*[3, 4, 5, 2] * 8), rows(*[2, 4, 4, 2] * 8))
-    assert (even.have, even.limit) == (Budget(8, 32, 1), "samples")
-    uneven = required(rows(*[8] * 9 + [0] * 8), rows(*[0] * 8 + [8] * 8 + [0]))
-    assert uneven.limit == "problems"
-
-
-def test_more_confidence_finds_larger_gaps_alone():
-    a, b = rows(*[3, 4, 5, 2] * 8), rows(*[2, 4, 4, 2] * 8)
-    assert required(a, b, level=0.99).detectable > required(a, b).detectable
-
-
 def two_methods(
     rng: np.random.Generator, seeds: int, problems: int, gap: float
 ) -> tuple[Tally, Tally]:

@@ -14,10 +14,8 @@ from test_recipe_files import GOOD
 
 from trustclip.cli.main import _message_of, main
 from trustclip.cli.options import help_of
-from trustclip.support.names import unknown
 from trustclip.support.terminal import Terminal, parts
 from trustclip.train.files import with_folder
-from trustclip.train.runs.progress import Stage
 from trustclip.train.settings.stages import EvalSettings, RLSettings, SFTSettings
 
 
@@ -26,13 +24,6 @@ def recipe(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("recipes") / "mine.yaml"
     path.write_text(yaml.safe_dump(yaml.safe_load(GOOD) | {"output_dir": "runs/mine", "seed": 0}))
     return path
-
-
-def test_a_hint_is_a_likely_name_or_none():
-    assert "did you mean 'clip'" in unknown("method", "clop", ["atr", "clip", "bapo"])
-    assert unknown("command", "nosuch", ["bench", "run"]) == (
-        "unknown command 'nosuch'. Allowed: bench, run."
-    )
 
 
 def test_a_misspelt_field_of_trl_may_be_a_setting_of_the_recipe():
@@ -110,14 +101,6 @@ def test_help_begins_with_what_must_be_given(cls):
     assert said.count("usage:") == 1
 
 
-def test_help_shows_how_a_command_is_used(capsys):
-    with pytest.raises(SystemExit):
-        main(["eval", "--help"])
-    said = capsys.readouterr().out
-    assert "examples:" in said and "--preset tiny" in said
-    assert said.index("--model") < said.index("--batch-size")
-
-
 def test_a_wide_table_is_cut_into_parts_and_no_cell_is():
     table = Table("score", "method", *(f"column {n}" for n in range(8)), box=None, pad_edge=False)
     cells = [f"{n}.0 [{n}.1, {n}.2]" for n in range(8)]
@@ -130,16 +113,6 @@ def test_a_wide_table_is_cut_into_parts_and_no_cell_is():
         assert all(cell in text for cell in cells)
         assert max(map(len, text.splitlines())) <= width and "…" not in text
     assert [*parts(table, 400, keys=2)] == [table]
-
-
-def test_the_bar_of_a_narrow_terminal_shows_the_time_that_is_left():
-    out = io.StringIO()
-    console = Terminal(file=out, width=80, force_terminal=True, force_interactive=True)
-    row = {"reward": 0.902, "entropy": 0.056, "trustclip/gated": 0.049}
-    with Stage(console, "rl", 96) as stage:
-        stage.step(row | {"completions/mean_length": 126.7})
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).strip().splitlines()[-1]
-    assert re.search(r"1/96 (-|\d):(--|\d\d):(--|\d\d) reward 0\.902 ", plain), plain
 
 
 def without_updates_that_moved(folder: Path) -> Path:

@@ -2,22 +2,18 @@
 
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
-from transformers import AutoTokenizer
 
-from trustclip.support.text import readable
-from trustclip.train.models import save_model
 from trustclip.train.preflight.dry_run import dry_run, plan
-from trustclip.train.preflight.longest import longest, model_shape, weights_of
+from trustclip.train.preflight.longest import longest, weights_of
 from trustclip.train.problems.problem import Problem
-from trustclip.train.settings.stages import Recipe, RecipeEval, RLStage, SFTStage
-from trustclip.train.tiny import BUILT_IN, tiny_model, tiny_tokenizer
+from trustclip.train.settings.stages import Recipe, RecipeEval, RLStage
+from trustclip.train.tiny import tiny_tokenizer
 
 #: Published shapes; no weights and no network needed.
 QWEN3_8B: dict[str, Any] = dict(
@@ -78,12 +74,6 @@ def test_the_weights_of_a_published_shape_are_counted_without_memory():
     assert weights_of(Qwen3Config(**QWEN3_8B)) == 8_190_735_360
 
 
-def test_readable():
-    assert [readable(x) for x in (0, 1023, 1024, 1536, 120 << 20, 5 << 40)] == [
-        "0 B", "1023 B", "1.0 KiB", "1.5 KiB", "120 MiB", "5.0 TiB",
-    ]  # fmt: skip
-
-
 # The dry run
 
 
@@ -108,12 +98,6 @@ def test_a_dry_run_trains_the_longest_batch_and_leaves_nothing(tmp_path):
     for part in ("yes: in 1 of the 2 updates", "40 completions in total", "total"):
         assert part in text
     assert "longest batch: " in text and "two updates in" in text
-
-
-def test_made_up_completions_stand_in_for_vllm(tmp_path):
-    torch.set_num_threads(1)
-    code, text = said(recipe(tmp_path / "run", use_vllm=True, limit=64))
-    assert code == 0 and "two updates in" in text
 
 
 def config_folder(folder, **numbers):
@@ -142,25 +126,3 @@ def test_a_model_that_cannot_be_read_is_told(tmp_path):
         made = recipe(tmp_path / "run", model=str(tmp_path), limit=64)
         dry_run(made, Console(file=out, width=100))
     assert "in 3 of the 4 updates" in out.getvalue()  # what is known is said all the same
-
-
-def test_a_dry_run_reads_the_tokenizer_once(tmp_path, monkeypatch):
-    save_model(*tiny_model(), tmp_path / "model")
-    seen, read = [], AutoTokenizer.from_pretrained
-
-    def counted(*words, **options):
-        seen.append(words)
-        return read(*words, **options)
-
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", counted)
-    made = recipe(tmp_path / "run", model=str(tmp_path / "model"), limit=64, max_prompt_length=40)
-    tuned = SFTStage(dataset="arithmetic-primer", prompt_style="solution", limit=8)
-    out = io.StringIO()
-    dry_run(replace(made, sft=tuned), Console(file=out, width=100), batch=False)
-    assert len(seen) == 1
-
-
-@pytest.mark.parametrize(("name", "shape"), BUILT_IN.items())
-def test_a_built_in_model_has_its_own_size(name, shape, tmp_path):
-    config, _ = model_shape(name, RLStage(dataset="arithmetic").style)
-    assert (config.num_hidden_layers, config.hidden_size) == (shape["layers"], shape["hidden"])

@@ -10,7 +10,7 @@ from test_own_rewards import folder  # noqa: F401  (a fixture)
 from test_own_rewards import recipe as written
 
 from trustclip.support.jsonl import read_jsonl
-from trustclip.train.data import differences, unlike
+from trustclip.train.data import unlike
 from trustclip.train.problems.prompts import (
     STYLES,
     Prompt,
@@ -19,7 +19,7 @@ from trustclip.train.problems.prompts import (
     set_chat_template,
     styled,
 )
-from trustclip.train.settings.stages import EvalStage, Recipe, RecipeEval, RLStage
+from trustclip.train.settings.stages import EvalStage
 from trustclip.train.tiny import tiny_tokenizer
 
 OWN: dict[str, Any] = {
@@ -98,17 +98,6 @@ def test_a_server_is_told_whether_to_think(monkeypatch):
         server.generate([messages("1+2", "plain")], 1, 0)
     assert "chat_template_kwargs" not in asked[0]
     assert asked[1]["chat_template_kwargs"] == {"enable_thinking": False}
-
-
-def test_stages_that_differ_are_told():
-    rl = RLStage(dataset="arithmetic", prompt_style="plain", prompt=Prompt(**OWN))
-    evaluation = RecipeEval(tasks="arithmetic", prompt_style="plain")
-    content = {"name": "x", "model": "tiny", "output_dir": "x", "rl": rl}
-    (line,) = differences(Recipe(**content, eval=evaluation))
-    assert line.startswith("prompts of `eval` (style 'plain') are not those of `rl`")
-    assert "system, template, answer differ" in line
-    same = RecipeEval(tasks="arithmetic", prompt_style="plain", prompt=Prompt(**OWN))
-    assert not [*differences(Recipe(**content, eval=same))]
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ import json
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
@@ -15,13 +14,11 @@ from trustclip.support.consent import consent
 from trustclip.support.jsonl import read_jsonl
 from trustclip.train.problems.verify.chosen import (
     RewardError,
-    canonical,
     check_columns,
     make_reward,
     read_rewards,
-    required_columns,
 )
-from trustclip.train.rewarding import Rewards, keep_code
+from trustclip.train.rewarding import keep_code
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.settings.stages import RLStage
 
@@ -245,16 +242,6 @@ def test_a_missing_column_is_named_before_a_model_loads(folder, monkeypatch):
         check_columns(read_rewards("mine.py:polite"), ["answer"], "d.csv", {"answer": "tone"})
 
 
-def test_needs_and_plain_forms():
-    assert required_columns(read_rewards("correct")[0]) == ["answer"]
-    assert required_columns(read_rewards("format")[0]) == []
-    assert canonical(canonical(["correct", {"name": "format", "weight": 2}])) == [
-        {"name": "correct", "weight": 1.0},
-        {"name": "format", "weight": 2.0},
-    ]
-    assert RLStage(dataset="arithmetic", reward=["correct"]).reward == "correct"
-
-
 def test_no_file_is_imported_without_consent(folder, monkeypatch):
     monkeypatch.chdir(folder)
     with consent(), pytest.raises(ValueError, match=r"Python file 'mine.py'.*--allow-code"):
@@ -275,12 +262,3 @@ def test_a_file_that_changed_is_kept_beside_the_first(folder, tmp_path, monkeypa
         code.write_text(text)
         keep_code(run, ["mine.py:polite"])
     assert sorted(p.name for p in (run.path / "code").iterdir()) == ["mine-2.py", "mine.py"]
-
-
-def test_a_total_without_any_reward_is_none():
-    rewards = Rewards(RLStage(dataset="arithmetic", reward=["format", "correct"]))
-    try:
-        assert rewards.total({"format": math.nan, "correct": None}) is None
-        assert rewards.total({"format": np.float64(1), "correct": None}) == 1
-    finally:
-        rewards.close()

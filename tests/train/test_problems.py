@@ -134,12 +134,6 @@ def test_further_test_sets_are_named(tmp_path):
         further_tests(replace(made.rl, exclude="amc32"), RunDirectory(tmp_path / "2", "run", made))
 
 
-def test_equal_texts_with_another_sign_are_no_overlap(tmp_path):
-    data = data_of(recipe(tmp_path, ["What is 3 + 1 - 2?"], ["What is 3 - 1 + 2?"]))
-    assert len(data.training) == 1
-    assert data.overlap["rl"]["problems"] == 0
-
-
 def test_generated_problems_are_disjoint_without_a_check():
     data = recipe_problems(
         Recipe(

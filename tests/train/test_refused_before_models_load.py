@@ -201,17 +201,6 @@ def test_a_vllm_server_that_wakes_up_is_awaited(tmp_path, monkeypatch, waking):
     assert answers(waking) and not answers(NOWHERE)
 
 
-def test_a_dry_run_says_it_too(monkeypatch, stranger):
-    from trustclip.train.preflight.dry_run import _missing
-    from trustclip.train.settings.stages import RLSettings
-
-    package("vllm", monkeypatch)
-    trl = {"vllm_mode": "server", "vllm_server_host": "127.0.0.1", "vllm_server_port": 9}
-    place: dict[str, Any] = dict(model="tiny", dataset="arithmetic", output_dir="run")
-    found = _missing(RLSettings(**place, use_vllm=True, report_to="wandb", trl=trl))
-    assert len(found) == 2 and "no API key" in found[0] and NOWHERE in found[1]
-
-
 def test_a_run_of_a_release_without_a_setting_goes_on(tmp_path, monkeypatch, capsys, loads):
     """`exclude` came later: such a run did what "none" does now."""
     import yaml
@@ -234,16 +223,6 @@ def test_a_run_of_a_release_without_a_setting_goes_on(tmp_path, monkeypatch, cap
         with pytest.raises(AssertionError, match="a model loads"):
             main(command)
     assert of_run(Path("old"))[2]["exclude"] == "none"
-
-
-def test_a_folder_in_a_file_s_place(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("d.yaml").mkdir()
-    assert main(["run", "d.yaml"]) == 2
-    assert "'d.yaml' is a folder; name a YAML file in it." in capsys.readouterr().err
-    Path("model").write_text("x")
-    assert main(["rl", "--preset", "tiny", "--model", "model"]) == 2
-    assert "Did you mean 'model'" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,6 @@ def test_every_file_of_the_repository_comes_with_the_package():
         assert len(title(path)) > 20
 
 
-def test_no_file_is_a_link_s_text():
-    """A checkout without symbolic links holds their targets as text, which runs nothing."""
-    for path in shipped().values():
-        assert len(path.read_text().splitlines()) > 5, path
-
-
 def test_a_name_is_a_file_where_there_is_none(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert locate(Path("recipes/suites/table3-tiny.yaml")).parent.name == "suites"
@@ -58,13 +52,3 @@ def test_they_are_listed(capsys):
     assert "trustclip run tiny\n" in out and "trustclip suite table3-tiny\n" in out
     with pytest.raises(ValueError, match="unknown recipe 'tinny'; did you mean 'tiny'"):
         copy_shipped("tinny", Path())
-
-
-def test_versions_and_words_that_people_try(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("trustclip ")
-    for word, instead in (("train", "rl"), ("version", "--version"), ("help", "--help")):
-        assert main([word]) == 2
-        assert f"it is: trustclip {instead}" in capsys.readouterr().err
-    assert main(["--verbose"]) == 2
-    assert "unknown option '--verbose'; see trustclip --help." in capsys.readouterr().err

@@ -14,11 +14,10 @@ from tiny_folder import tiny_folder  # noqa: E402
 
 from trustclip.train.files import Source, build, preset  # noqa: E402
 from trustclip.train.models import check_model, check_tokenizer, load_model  # noqa: E402
-from trustclip.train.problems.arithmetic import Arithmetic  # noqa: E402
 from trustclip.train.rl import starting_model  # noqa: E402
 from trustclip.train.runs.directory import RunDirectory  # noqa: E402
 from trustclip.train.settings.stages import RLSettings  # noqa: E402
-from trustclip.train.tiny import BUILT_IN, TAGS, tiny_model, tiny_tokenizer  # noqa: E402
+from trustclip.train.tiny import BUILT_IN, tiny_model, tiny_tokenizer  # noqa: E402
 
 CHAT = [
     {"role": "system", "content": "Be brief."},
@@ -77,33 +76,6 @@ def test_any_text_round_trips(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        r"$\frac{1}{2}\sqrt{3}$ , it 's  fine .\n",
-        "e\u0301 é 你好 🎉 ½ −3 \x00\u200b",
-        " a \t\r\n b ",
-        "<SOLUTION> 3 </SOLUTION> <end_working_out>x",
-    ],
-)
-def test_difficult_text_round_trips_before_and_after_saving(tokenizer, loaded, text):
-    for either in (tokenizer, loaded):
-        assert either.decode(either.encode(text), skip_special_tokens=True) == text
-    assert loaded.encode(text) == tokenizer.encode(text)
-
-
-@pytest.mark.parametrize("tag", TAGS)
-def test_a_tag_is_one_token_that_survives_skipping_special_tokens(tokenizer, tag):
-    ids = tokenizer.encode(tag)
-    assert len(ids) == 1
-    assert tokenizer.decode(ids, skip_special_tokens=True) == tag
-
-
-def test_plain_text_takes_one_token_a_byte(tokenizer):
-    assert len(tokenizer) == 256 + 9
-    assert len(tokenizer.encode("½ x")) == len("½ x".encode())
-
-
 def test_a_chat_is_rendered_with_every_role_and_closed_by_eos(tokenizer):
     text = tokenizer.apply_chat_template(CHAT, tokenize=False)
     assert text == ("<|system|>Be brief.<|user|>1 + 2<|assistant|><SOLUTION>3</SOLUTION><|eos|>")
@@ -122,28 +94,6 @@ def test_the_assistant_mask_covers_the_answer_and_its_eos_only(tokenizer):
         if keep
     ]
     assert tokenizer.decode(chosen) == "<SOLUTION>3</SOLUTION><|eos|>"
-
-
-def test_an_unknown_role_is_refused(tokenizer):
-    with pytest.raises(Exception, match="role must be"):
-        tokenizer.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)
-
-
-def test_special_tokens_are_skipped_and_agree_with_the_generation_config(tokenizer):
-    model, _ = tiny_model(layers=1, hidden=64)
-    assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids("<|eos|>")
-    assert model.generation_config.pad_token_id == tokenizer.convert_tokens_to_ids("<|pad|>")
-    assert tokenizer.decode(tokenizer.encode("3<|eos|><|pad|>"), skip_special_tokens=True) == "3"
-
-
-@pytest.mark.parametrize(("name", "parameters"), [("tiny", 427_904), ("small", 3_216_128)])
-def test_the_models_have_their_size_are_tied_and_in_float32(name, parameters):
-    model, tokenizer = tiny_model(**BUILT_IN[name])
-    assert model.num_parameters() == parameters
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    assert model.config.vocab_size == len(tokenizer)
-    assert model.config.max_position_embeddings == 4096
 
 
 def test_the_seed_decides_the_weights_and_leaves_the_random_state_alone():
@@ -177,40 +127,3 @@ def test_a_saved_folder_loads_with_the_auto_classes(folder, loaded):
     assert loaded.pad_token == "<|pad|>"
     assert loaded.chat_template == tokenizer.chat_template
     assert loaded.padding_side == "left"
-
-
-def test_a_batch_can_be_generated_from_chats(folder, loaded):
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
-    chats = [[{"role": "user", "content": text}] for text in ("1 + 2", "1 + 2 - 3 + 1")]
-    batch = loaded.apply_chat_template(
-        chats, add_generation_prompt=True, padding=True, return_dict=True, return_tensors="pt"
-    )
-    output = model.generate(**batch, max_new_tokens=4)
-    assert output.shape[0] == 2
-    assert output.shape[1] <= batch["input_ids"].shape[1] + 4
-
-
-def test_a_few_steps_fit_one_worked_solution():
-    model, tokenizer = tiny_model(layers=1, hidden=64)
-    problem = Arithmetic().train(1)[0]
-    chat = [
-        {"role": "user", "content": problem.problem},
-        {"role": "assistant", "content": problem.solution},
-    ]
-    ids = torch.tensor([tokenizer.encode(str(tokenizer.apply_chat_template(chat, tokenize=False)))])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(30):
-        loss = model(input_ids=ids, labels=ids).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[0] > 4
-    assert losses[-1] < 0.1
-
-
-@pytest.mark.parametrize("bad", [{"layers": 0}, {"hidden": 0}, {"hidden": 100}])
-def test_a_bad_size_is_refused(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        tiny_model(**bad)

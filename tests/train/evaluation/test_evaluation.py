@@ -155,19 +155,6 @@ def test_only_what_is_missing_is_sampled_again(tmp_path):
     assert recover(path, TASKS, PLAN) == []
 
 
-def test_batches_in_further_shards_are_recovered(tmp_path, monkeypatch):
-    monkeypatch.setattr("trustclip.logs.samples.SHARD_BYTES", 300)
-    run = RunDirectory(tmp_path, "eval", settings(tmp_path))
-    rows = [row for batch in sample(Scripted(ANSWERS), TASKS, PLAN) for row in batch]
-    for row in rows[:-1]:
-        run.sample([row])
-    assert len([*tmp_path.glob("samples*.jsonl")]) > 1
-    done = recover(tmp_path / "samples.jsonl", TASKS, PLAN)
-    assert done and done == rows[: len(done)]
-    assert [path.name for path in tmp_path.glob("samples*.jsonl")] == ["samples.jsonl"]
-    assert recover(tmp_path / "samples.jsonl", TASKS, PLAN) == done
-
-
 @pytest.mark.parametrize(
     "changes, said", [({"k": 4}, "k=3, not 4"), ({"temperature": 0.5}, "temperature=1.0, not 0.5")]
 )

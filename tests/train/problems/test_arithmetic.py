@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trustclip.train.problems.arithmetic import Arithmetic, split_of, terse, worked_solution
+from trustclip.train.problems.arithmetic import Arithmetic, split_of, terse
 from trustclip.train.problems.problem import Problem
 
 OPERATORS = {"+": operator.add, "-": operator.sub}
@@ -114,18 +114,6 @@ def test_the_primer_mixes_worked_and_mostly_wrong_terse_solutions():
     right = sum(stated(p) == p.answer for p in short) / len(short)
     assert right == pytest.approx(0.1, abs=0.03)
     assert {int(stated(p)) for p in short} == set(range(5))
-
-
-def test_the_primer_keeps_the_training_problems_and_their_answers():
-    arithmetic = Arithmetic(seed=2)
-    plain = [(p.id, p.problem, p.answer) for p in arithmetic.train(100)]
-    assert [(p.id, p.problem, p.answer) for p in arithmetic.primer(100)] == plain
-
-
-def test_a_walk_with_two_digit_values():
-    assert worked_solution([9, 12, 0]) == (
-        "<start_working_out>9+3=12-12=0<end_working_out><SOLUTION>0</SOLUTION>"
-    )
 
 
 @pytest.mark.parametrize("n", [90, 10**12])

@@ -11,8 +11,6 @@ from trustclip.train.problems.decontaminate import DecontaminateConfig, by_state
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.sources import load_problems
 
-SHARED = Path(__file__).parents[4] / "shared" / "data"
-
 ORCHARD = (
     "An orchard has $14$ rows of apple trees. Every row holds $23$ trees, and each tree gives "
     "$57$ kilograms in autumn. "
@@ -194,17 +192,6 @@ def test_command_writes_report_clean_set_and_quarantine(tmp_path, capsys):
     assert json.loads(bad)["line"] == 3
 
 
-def test_command_takes_columns_of_other_names(tmp_path):
-    rows = [{"text": "What is 1+2?", "label": 3}, {"text": "What is 2+2?", "label": 4}]
-    for name in ("train", "test"):
-        file = tmp_path / f"{name}.jsonl"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files: dict[str, Any] = {n: str(tmp_path / f"{n}.jsonl") for n in ("train", "test")}
-    columns = {"problem": "text", "answer": "label"}
-    assert run(DecontaminateConfig(**files, out=tmp_path / "c.json", columns=columns)) == 0
-    assert len(json.loads((tmp_path / "c.json").read_text())["copies"]) == 2
-
-
 def test_command_refuses_to_write_over_a_source(tmp_path):
     train = tmp_path / "train.jsonl"
     for options, message in [
@@ -217,14 +204,3 @@ def test_command_refuses_to_write_over_a_source(tmp_path):
             run(command(tmp_path, **options))
     assert len(train.read_text().splitlines()) == 3
     assert not (tmp_path / "c.json").exists()
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the shared problem sets")
-@pytest.mark.slow
-def test_real_amc_and_aime_against_dapo():
-    # All pairs of AMC were read: 55 are the same problem, with another question or reworded.
-    train = load_problems(str(SHARED / "dapo_math_17k.jsonl"))
-    amc = states(train, load_problems(str(SHARED / "amc23_83.jsonl")))
-    assert [len(ids) for ids in amc.values()] == [12, 41, 30]
-    for name in ("aime24", "aime25"):
-        assert decontaminate(train, load_problems(str(SHARED / f"{name}.jsonl"))) == []

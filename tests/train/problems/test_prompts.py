@@ -4,7 +4,6 @@ import pytest
 
 from trustclip.train.problems.prompts import (
     STYLES,
-    chat_template,
     messages,
     prompt_style,
     set_chat_template,
@@ -38,14 +37,6 @@ def test_the_solution_style_names_every_tag():
 
 def test_plain_is_the_problem_alone():
     assert messages("1+2", "plain") == [{"role": "user", "content": "1+2"}]
-
-
-@pytest.mark.parametrize("call", [lambda n: messages("1+2", n), prompt_style, chat_template])
-def test_unknown_style_names_the_nearest(call):
-    with pytest.raises(
-        ValueError, match=r"unknown prompt style 'solutions'; did you mean 'solution'"
-    ):
-        call("solutions")
 
 
 @pytest.fixture

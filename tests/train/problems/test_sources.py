@@ -4,7 +4,6 @@ import csv
 import gzip
 import json
 import logging
-import os
 import tempfile
 import tracemalloc
 from pathlib import Path
@@ -23,7 +22,6 @@ from trustclip.train.problems.sources import (
     load_task,
 )
 
-SHARED = Path(__file__).parents[4] / "shared" / "data"
 GOOD: dict[str, Any] = {"id": "good", "problem": "What is 1+2?", "answer": "3"}
 
 
@@ -634,12 +632,6 @@ def test_compressed_text_files_are_read_and_a_damaged_one_is_refused(tmp_path):
     assert load_task("gsm8k", tmp_path) == [Problem("gsm8k_test-1", "q", "7")]
 
 
-def test_something_that_is_no_file_is_not_proposed_under_its_own_name(tmp_path):
-    os.mkfifo(tmp_path / "f.jsonl")
-    with pytest.raises(ValueError, match=r"f\.jsonl is not a regular file"):
-        load_problems(str(tmp_path / "f.jsonl"))
-
-
 def test_a_name_given_twice_is_refused(tmp_path):
     table = tmp_path / "set.csv"
     table.write_text("problem,answer,answer\nq,1,2\n")
@@ -674,26 +666,6 @@ def test_hub_failure_says_what_was_asked_for(monkeypatch, error):
         load_task("gsm8k")
 
 
-@pytest.mark.parametrize(
-    ("answer", "numeric"),
-    [
-        ("7", True),
-        ("-7.5", True),
-        (" 1e3 ", True),
-        (7.5, True),
-        ("7x", False),
-        ("1/2", False),
-        ("inf", False),
-        ("1_000", False),
-        ("", False),
-        (True, False),
-        ("٣", False),
-    ],
-)
-def test_numeric_golds(answer, numeric):
-    assert rows.is_numeric(answer) is numeric
-
-
 def test_sft_selection_counts_the_untagged_example():
     def problem(id: str, words: int, answer: str = "1") -> Problem:
         return Problem(id, "q", answer, "<think>" + "w " * words + "</think>")
@@ -704,23 +676,6 @@ def test_sft_selection_counts_the_untagged_example():
         count_tokens=lambda p: len((p.solution or "").split()),
     )
     assert [(p.id, p.solution) for p in chosen] == [("a", "w w w w")]
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the shared problem sets")
-def test_real_benchmarks_load_whole():
-    names = [name for name, entry in HUB_SOURCES.items() if entry.kind == "benchmark"]
-    counts = {name: len(load_task(name, SHARED)) for name in names}
-    assert counts == {"amc23": 83, "aime24": 30, "aime25": 30, "math500": 500, "gsm8k": 1319}
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the shared problem sets")
-def test_real_dapo_loses_repeats_contradictions_and_rounded_golds(caplog):
-    loaded = read(str(SHARED / "dapo_math_17k.jsonl"))
-    rounded = [row for row in loaded.bad_rows if "2^53" in row.reason]
-    contradictory = [row for row in loaded.bad_rows if "same problem" in row.reason]
-    assert (len(rounded), len(contradictory), len(loaded.bad_rows)) == (5, 10, 15)
-    repeats = 17_398 - len(loaded.problems) - 15
-    assert f"{repeats} identical repeats" in caplog.text
 
 
 def test_golds_that_are_lists_are_alternatives(tmp_path):

@@ -96,10 +96,6 @@ def test_a_wrong_recipe_is_refused(where, value, told, valid):
         valid["recipe"](changed(where, value))
 
 
-def test_most_of_them_are():
-    assert len(WRONG) - len(BEYOND) >= 45
-
-
 @pytest.mark.parametrize(
     "value",
     [
@@ -113,20 +109,6 @@ def test_most_of_them_are():
 )
 def test_methods_of_every_form_are_valid(value, valid):
     valid["recipe"](changed("rl.method", value))
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"name": "both", "first": "atr", "second": {"name": "clip", "epsilonn": 0.1}},
-        {"name": "atr", "delta": {"controller": "target_gat"}},
-        {"name": "centered", "inner": "attr"},
-    ],
-    ids=str,
-)
-def test_mistakes_inside_of_methods_are_found(value, valid):
-    with pytest.raises(fastjsonschema.JsonSchemaValueException):
-        valid["recipe"](changed("rl.method", value))
 
 
 def test_every_key_has_its_words():

@@ -626,16 +626,6 @@ def test_differences_use_the_seeds_that_both_have(folder):
     assert "Not all runs are finished: atr 2 of 3, none 0 of 3." in text
 
 
-def test_other_problems_are_no_comparison(folder):
-    made = plan(folder.file)
-    results = Results(made, "x")
-    for job, rights in zip(made.runs[:2], ([1, 2, 3], [1, 2]), strict=True):
-        answer(folder.out, job, {"t": several(rights)})
-        results.add(job)
-    (found,) = {one.verdict for one in results.table().compared["mean"] if one.group.runs}
-    assert "the problems differ" in found and found in results.write().read_text()
-
-
 def test_a_finished_run_that_cannot_be_read_is_told(folder):
     folder.run()
     (run,) = folder.out.glob("clip-seed0-*")
@@ -643,13 +633,6 @@ def test_a_finished_run_that_cannot_be_read_is_told(folder):
     said = folder.run()
     assert folder.status == 1 and "finished, but cannot be read" in said
     assert "Not all runs are finished: clip 1 of 2." in (folder.out / "table.md").read_text()
-
-
-def test_runs_without_evaluation_have_a_table_too(folder):
-    folder.write({**RECIPE, "eval": None, "sft": None})
-    folder.run()
-    assert folder.status == 0
-    assert "K = no samples of each of 0 problems (none)" in (folder.out / "table.md").read_text()
 
 
 def test_a_terminal_shows_a_bar_of_every_run(folder):

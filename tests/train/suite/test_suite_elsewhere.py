@@ -115,17 +115,6 @@ def test_a_lost_worker_is_told_and_its_run_started_again(folder):
 @pytest.mark.slow
 @SLURM
 @pytest.mark.usefixtures("local_jobs")
-def test_a_failed_run_has_its_status_and_its_last_lines(folder):
-    folder.small()
-    (folder.control / "fail-clip").touch()
-    said = folder.run()
-    assert folder.status == 1 and "exit status 3: out of memory" in said
-    assert len(folder.events("finished")) == 1
-
-
-@pytest.mark.slow
-@SLURM
-@pytest.mark.usefixtures("local_jobs")
 def test_asked_to_end_runs_save_and_the_next_call_continues(folder):
     folder.small()
     (folder.control / "hold").touch()

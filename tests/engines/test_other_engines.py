@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 import trustclip as tc
+from trustclip.constraints import rosetta
 from trustclip.constraints.candidates import Candidates
 from trustclip.engines.limits import ENGINES, refusal
 from trustclip.engines.token_loss import means, per_token_loss
@@ -341,6 +342,69 @@ def given_to_nemo(batch: tc.TokenBatch, samples: Tensor) -> dict[str, Tensor]:
         "token_mask": shifted(batch.mask.float()),
         "sample_mask": samples,
     }
+
+
+def given_to_prime_rl(batch: tc.TokenBatch, i: int, **more: Any) -> Any:
+    return types.SimpleNamespace(
+        trainer_logprobs=batch.logp[i],
+        inference_logprobs=batch.given("logp_rollout")[i],
+        advantages=batch.advantages[i],
+        loss_mask=batch.mask[i],
+        loss_weights=None,
+        **more,
+    )
+
+
+def test_the_set_that_the_sampler_kept_is_centered_in_prime_rl(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Against the formula of prime-rl's own centered loss, its padding and its rare tokens too."""
+    import test_rosetta
+    from engine_formulas import FORMULAS, of
+
+    outputs = dataclasses.make_dataclass("LossOutputs", ["loss", "metrics"])
+    stand_in(monkeypatch, OWN_LOSSES, LossOutputs=outputs)
+    from trustclip.engines.prime_rl import loss
+
+    (row,) = (r for r in rosetta.ENGINES["prime-rl"].rows if r.name == "ipo+sc")
+    batch = test_rosetta.tokens_of("prime-rl", row)
+    assert batch.candidates is not None
+    among = batch.candidates
+    leaves = [x.clone().requires_grad_() for x in (batch.logp, among.logp)]
+    theirs = torch.where(batch.mask, FORMULAS["prime-rl", "ipo+sc"](of(batch, *leaves)), 0.0)
+    want = torch.autograd.grad(theirs.sum(), leaves)
+    arguments = tc.preset("prime-rl", "ipo+sc").to_dict()
+    name = arguments.pop("name")
+    own, mine = (x.clone().requires_grad_() for x in (batch.logp, among.logp))
+    for i in range(len(own)):
+        padded = torch.nn.functional.pad  # a row with fewer ids: 0 of the trainer, -inf of q
+        given = given_to_prime_rl(
+            dataclasses.replace(batch, logp=own),
+            i,
+            trainer_mask_logprobs=padded(mine[i], (0, 3)),
+            inference_mask_logprobs=padded(among.logp_rollout[i], (0, 3), value=-torch.inf),
+        )
+        output = loss(given, name, arguments)
+        assert output.metrics["trustclip/uncentered"] == 0
+        output.loss.backward()
+    for leaf, right in zip((own, mine), want, strict=True):
+        torch.testing.assert_close(leaf.grad, right, rtol=1e-6, atol=1e-10)
+
+
+def test_a_sequence_without_a_set_is_left_uncentered_and_an_older_prime_rl_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outputs = dataclasses.make_dataclass("LossOutputs", ["loss", "metrics"])
+    stand_in(monkeypatch, OWN_LOSSES, LossOutputs=outputs)
+    from trustclip.engines.prime_rl import loss
+
+    batch = engine_cases.batch_for(tc.method("ipo"))
+    none = {"trainer_mask_logprobs": None, "inference_mask_logprobs": None}
+    plain = loss(given_to_prime_rl(batch, 0), "ipo").loss
+    centered = loss(given_to_prime_rl(batch, 0, **none), "centered", {"inner": "ipo"})
+    assert centered.loss == plain and centered.metrics["trustclip/uncentered"] == 1
+    with pytest.raises(ValueError, match="passes none to a loss: it does since September 2026"):
+        loss(given_to_prime_rl(batch, 0), "centered", {"inner": "ipo"})
 
 
 @pytest.mark.parametrize("config", ["IPO", "IcePop", "PPO", "CISPO"])

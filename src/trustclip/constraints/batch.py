@@ -290,7 +290,8 @@ class TokenBatch:
     def capped(self, ceiling: float | None) -> "TokenBatch":
         """The batch with no ratio above a ceiling: that of a token beyond it is the ceiling.
 
-        Its gradient stays, with the ceiling as its weight. None leaves the batch as it is.
+        Its gradient stays, with the ceiling as its weight; the same of candidates. None leaves the
+        batch as it is.
 
         Example:
           >>> logp = torch.tensor([[-1.0, -1.0]], requires_grad=True)
@@ -301,8 +302,12 @@ class TokenBatch:
         """
         if ceiling is None:
             return self
-        beyond = (self.log_ratio.detach() - math.log(ceiling)).clamp(min=0)
-        return replace(self, logp_old=self.logp_old + beyond)
+        least, among = math.log(ceiling), self.candidates
+        if among is not None:
+            old = among.logp_old.maximum(among.logp.detach() - least)
+            among = replace(among, logp_old=torch.where(among.valid, old, among.logp_old))
+        beyond = (self.log_ratio.detach() - least).clamp(min=0)
+        return replace(self, logp_old=self.logp_old + beyond, candidates=among)
 
     def require(self, *names: str) -> None:
         """Raise a ValueError that names the first missing field and what can supply it."""

@@ -52,7 +52,7 @@ ENGINES: dict[str, Supply] = {
         Supply("verl", frozenset({"logp_rollout"})),
         Supply("SkyRL", frozenset({"logp_rollout"})),
         Supply("NeMo-RL", frozenset({"logp_rollout"})),
-        Supply("prime-rl", frozenset({"logp_rollout"}), old_is_sampler=True),
+        Supply("prime-rl", frozenset({"logp_rollout", "candidates"}), old_is_sampler=True),
         Supply("Tinker", frozenset({"logp_rollout"}), old_is_sampler=True),
         Supply(
             "Stable-Baselines3",

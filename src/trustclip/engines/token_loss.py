@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints import diagnostics
-from trustclip.constraints.base import Method
+from trustclip.constraints.base import Method, moves_candidates
 from trustclip.constraints.batch import Surrogate, TokenBatch
-from trustclip.constraints.loss import gradient
+from trustclip.constraints.gradients import gradient, gradient_with_candidates
 
 #: Prefixes of metrics over a subset of the tokens: engines average the means of micro-batches, and
 #: a micro-batch without such a token has none.
@@ -20,7 +20,7 @@ _OF_SEQUENCES, _OF_A_LAG = "/sequence_", "/lag_"
 
 
 def per_token_loss(chosen: Method, batch: TokenBatch) -> tuple[Tensor, Surrogate]:
-    r"""Minus the objective, with the gradient of each token in its own entry.
+    r"""Minus the objective, with the gradient of each token and its candidates in its own entry.
 
     The value is $-J_t$ and the gradient that of $-c_t A_t \log\pi_\theta(y_t)$. The two
     sums have one gradient, but only here does a weight on an entry weigh that token alone: at
@@ -39,8 +39,18 @@ def per_token_loss(chosen: Method, batch: TokenBatch) -> tuple[Tensor, Surrogate
       >>> logp.grad
       tensor([[-1., -0.]])
     """
-    c, surrogate = gradient(chosen, batch)  # [batch, time]
-    return -(surrogate.objective.detach() + c * (batch.logp - batch.logp.detach())), surrogate
+    if not moves_candidates(chosen):
+        c, surrogate = gradient(chosen, batch)  # [batch, time]
+        return -(surrogate.objective.detach() + c * _no_value(batch.logp)), surrogate
+    c, further, surrogate = gradient_with_candidates(chosen, batch)
+    assert batch.candidates is not None
+    moved = (further * _no_value(batch.candidates.logp)).sum(dim=2)  # [batch, time]
+    return -(surrogate.objective.detach() + c * _no_value(batch.logp) + moved), surrogate
+
+
+def _no_value(x: Tensor) -> Tensor:
+    """A tensor of zeros with the gradient of another one."""
+    return x - x.detach()
 
 
 @torch.no_grad()

@@ -89,6 +89,7 @@ def test_it_is_one_error_of_a_recipe_with_its_line(tmp_path, where, value, words
         (["--trl.bf16", "'false'"], "valid boolean"),
         (["--trl.max-grad-norm"], "valid number"),
         (["--learning-rate", "yes"], "should be a valid number"),
+        (["--max-steps", "1e30"], "should be an integer of fewer digits, got 1e+30"),
         (["--learning-rate"], "--learning-rate needs a value"),
         (["--method.delta"], "--method.delta needs a value"),
         (["--method", "{name: truly_ppo, variant: truly}"], "gradient of the full KL"),

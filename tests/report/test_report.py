@@ -601,6 +601,8 @@ def test_a_run_that_has_logged_nothing_gives_no_page_but_what_is_missing(tmp_pat
     with pytest.raises(ValueError, match="none of 2 runs has logged"):
         build([path, shutil.copytree(path, tmp_path / "copy")], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    with pytest.raises(ValueError, match="is a file: name a folder for the report"):
+        build([path], path / "config.yaml")
     assert collect([path]).headline == "Neither an update nor an evaluation is logged."  # --serve
     append_jsonl(metrics, [{"stage": "sft", "step": 7, "loss": 0.5}])
     assert "7 steps" in explain(path)[0]

@@ -211,6 +211,8 @@ def test_a_wrong_setting_is_refused(given, words):
         ("mine.py:polit", "has no 'polit'; did you mean 'polite'?"),
         ("mein.py:polite", "no file 'mein.py'; did you mean 'mine.py'?"),
         ("mine.py:number", "is not a function, but 3"),
+        ("broken.py:r", "cannot load reward 'broken.py:r': SyntaxError: invalid syntax (broken.py, "
+                        "line 1)."),
         ({"name": "mine.py:Long", "scael": 3}, "unknown argument of reward mine.py:Long 'scael'; "
                                                "did you mean 'scale'?"),
         ({"name": "format", "pattern": "("}, "not a regular expression"),
@@ -222,6 +224,7 @@ def test_a_reward_that_cannot_be_made_is_refused_with_the_recipe(folder, monkeyp
     from trustclip.train.files import load_recipe
 
     monkeypatch.chdir(folder)
+    (folder / "broken.py").write_text("def r(:\n")
     file = recipe(folder, "refused.yaml")
     with pytest.raises(ValueError) as error:
         load_recipe(folder / "refused.yaml", {"rl.reward": given})

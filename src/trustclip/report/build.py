@@ -41,9 +41,11 @@ def build(
       The files written, the page first.
 
     Raises:
-      ValueError: no run, runs that hold nothing to report, or a path that is neither a run
-        directory nor a suite.
+      ValueError: no run, runs that hold nothing to report, a path that is neither a run directory
+        nor a suite, or an ``out`` that is a file.
     """
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file: name a folder for the report.")
     if runs and all(p.is_file() and not is_table(p) and holds_tokens(p) for p in runs):
         page = token_page(runs, title or "Tokens")
         out.mkdir(parents=True, exist_ok=True)

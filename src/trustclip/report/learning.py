@@ -1,7 +1,6 @@
 """The table of learning curves: areas, collapses, and times to a score."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from trustclip.findings.facts import ALPHA, KEPT
 from trustclip.findings.groups import Group, names
@@ -14,17 +13,17 @@ from trustclip.support.text import bracket, percent
 _ONE = 0.01
 
 
-def learning_table(
-    labels: Sequence[TableRow], curves: Sequence[Learning | None], reaches: float | None
+def table_of(
+    groups: Sequence[Group], curves: Sequence[Learning | None], reaches: float | None
 ) -> Table | None:
-    """A row for each group that has a learning curve."""
-    if not any(curves):
+    """A row for each group of a report that has a learning curve; None of a single run."""
+    if sum(len(group.runs) for group in groups) < 2 or not any(curves):
         return None
-    rows = [
-        row if one is None else replace(row, cells=_cells(one))
-        for row, one in zip(labels, curves, strict=True)
-        if one is not None or row.kind == "section"
-    ]
+    rows = []
+    for name, group, curve in zip(names(groups), groups, curves, strict=True):
+        if curve is not None:
+            note = f"{len(group.scored)} seeds" if len(group.scored) > 1 else ""
+            rows.append(TableRow(name, _cells(curve), note=note, series=group.series))
     head = [("area", ["mean", "difference", "p (Holm)"]), ("", ["collapsed"])]
     notes = [
         "Area: under the learning curve of Mean@K, divided by its length (trapezoidal rule over "
@@ -68,17 +67,3 @@ def _difference(number: Number | None, unit: float = 1.0) -> list[Cell]:
         return [NOTHING, NOTHING]
     p = number["p_holm"]
     return [_cell(number, unit), Cell(p_text(p), strong=p is not None and p <= ALPHA)]
-
-
-def table_of(
-    groups: Sequence[Group], curves: Sequence[Learning | None], reaches: float | None
-) -> Table | None:
-    """`learning_table` of the groups of a report; None of a single run."""
-    if sum(len(group.runs) for group in groups) < 2:
-        return None
-    labels = [
-        TableRow(name, note=f"{many} seeds" if many > 1 else "", series=group.series)
-        for name, group in zip(names(groups), groups, strict=True)
-        for many in [len(group.scored)]
-    ]
-    return learning_table(labels, curves, reaches)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table as Rich
 
 from trustclip.logs.writing.environment import processor
+from trustclip.support.terminal import print_table
 from trustclip.support.text import markdown_table
 
 Cell = str | float | int | None
@@ -32,20 +33,14 @@ class Table:
     notes: Sequence[str] = field(default=())
 
     def print(self, console: Console) -> None:
-        """Print it in full: a narrow terminal wraps lines, and no digit is lost."""
+        """Print it in full: one too wide for the terminal in parts, and no digit is lost."""
         table = Rich(box=None, pad_edge=False)
-        cells = [list(map(cell_text, row)) for row in self.rows]
-        widths = [
-            max(map(len, [*column.split(), *(row[index] for row in cells)]))
-            for index, column in enumerate(self.columns)
-        ]
-        for index, (column, width) in enumerate(zip(self.columns, widths, strict=True)):
-            table.add_column(column, justify="right" if index else "left", min_width=width)
-        for row in cells:
-            table.add_row(*row)
+        for index, column in enumerate(self.columns):
+            table.add_column(column, justify="right" if index else "left")
+        for row in self.rows:
+            table.add_row(*map(cell_text, row))
         console.print(f"\n{self.title}", style="bold", highlight=False)
-        needed = sum(widths) + len(widths) - 1
-        console.print(table, width=max(console.width, needed), crop=False)
+        print_table(console, table)
         for note in self.notes:
             console.print(note, style="dim", highlight=False)
 

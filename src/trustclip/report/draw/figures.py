@@ -192,11 +192,16 @@ def _columns(width: float, names: Iterable[str]) -> int:
     return max(1, int(width / (0.5 + 0.08 * max(map(len, names)))))
 
 
-def gates(curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[float]]]) -> str:
-    """Gradient weight of methods over the ratio, as SVG.
+def every_gate(only: str = "") -> str:
+    """SVG of the gradient weight over the ratio of methods at their defaults.
 
-    Of each: (ratio, weight where A > 0, weight where A < 0).
+    They are those of names separated by commas, or all.
+
+    Raises:
+      ValueError: no method has such a name.
     """
+    names = [name.strip() for name in only.split(",") if name.strip()] or methods()
+    curves = {name: curve(method(name)) for name in names}
     columns = min(len(curves), 4)
     lines = -(-len(curves) // columns)
     size = (9.6, 1.75 * lines) if columns > 1 else (5.0, 3.0)
@@ -205,21 +210,19 @@ def gates(curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[
             lines, columns, figsize=size, sharex=True, sharey=True,
             layout="constrained", squeeze=False,
         )  # fmt: skip
-        for axis, (name, (ratio, positive, negative)) in zip(
-            axes.flat, curves.items(), strict=False
-        ):
+        for index, (name, (ratio, positive, negative)) in enumerate(curves.items()):
+            axis = axes.flat[index]
             axis.axvline(1, color="#94a3b8", linewidth=0.8)
             axis.axhline(0, color="#94a3b8", linewidth=0.8)
             axis.plot(ratio, positive, color="#2563eb", label="A > 0")
             axis.plot(ratio, negative, color="#dc2626", linestyle="--", label="A < 0")
             axis.set_title(_literal(name), family="monospace")
             axis.set_ylim(-0.3, 3.4)
-        for axis in axes.flat[len(curves) :]:
-            axis.set_axis_off()
-        for index, axis in enumerate(axes.flat[: len(curves)]):
             if index + columns >= len(curves):
                 axis.tick_params(labelbottom=True)
                 axis.set_xlabel("ratio new / old")
+        for axis in axes.flat[len(curves) :]:
+            axis.set_axis_off()
         for axis in axes[:, 0]:
             axis.set_ylabel("weight c")
         handles, labels = axes.flat[0].get_legend_handles_labels()
@@ -228,16 +231,6 @@ def gates(curves: Mapping[str, tuple[Sequence[float], Sequence[float], Sequence[
         else:
             axes.flat[0].legend(handles, labels, loc="upper left", frameon=False)
         return as_svg(figure)
-
-
-def every_gate(only: str = "") -> str:
-    """SVG of the gates of methods at their defaults: of names separated by commas, or of all.
-
-    Raises:
-      ValueError: no method has such a name.
-    """
-    names = [name.strip() for name in only.split(",") if name.strip()] or methods()
-    return gates({name: curve(method(name)) for name in names})
 
 
 def matrices(

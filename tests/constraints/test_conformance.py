@@ -142,7 +142,8 @@ def test_another_threshold_shows_at_the_token_between_the_two() -> None:
     ratio, _, advantage, ours, theirs = one.numbers
     assert one.cause == "gate" and ours == 0 != theirs
     assert 0.1 < abs(ratio - 1) < 0.2 and theirs == pytest.approx(ratio * advantage, 1e-3)
-    assert f"sequence {one.where[1]} of the batch '{one.where[0]}': its ratio is" in str(one)
+    batch, row, _ = one.where or ("", 0, 0)
+    assert f"sequence {row} of the batch '{batch}': its ratio is" in str(one)
 
 
 def test_a_loss_of_another_form_is_unexplained() -> None:

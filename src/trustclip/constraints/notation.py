@@ -89,7 +89,7 @@ def _value(node: ast.expr) -> Any:
 def _called(name: str, values: list[ast.expr], named: list[ast.keyword]) -> dict[str, Any]:
     """``name(value, hyper_parameter=value)`` as a mapping."""
     own, given = ALIASES.get(name, (name, {}))
-    places = [field.name for field in fields(method_class(own)) if field.name not in given]
+    places = [field.name for field in fields(method_class(own)) if field.name not in given]  # type: ignore[arg-type]
     if len(values) > len(places) or any(one.arg is None for one in named):
         raise _FormError
     found = dict(zip(places, map(_value, values), strict=False))

@@ -88,6 +88,7 @@ MORE = [
     ("troll", {"delta": 0.3}),
     ("both", {"first": {"name": "truly_ppo", "variant": "ppo_rb"}, "second": {"name": "trm"}}),
     ("either", {"first": {"name": "kl_cov", "share": 0.2}, "second": {"name": "atr"}}),
+    ("by_sign", {"positive": {"name": "gspo", "low": 0.02, "high": 0.03}, "negative": "cispo"}),
 ]
 FLOATS = (
     *("logp", "logp_old", "advantages", "entropy", "kl_old_new", "kl_new_old", "top_k_kl"),

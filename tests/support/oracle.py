@@ -514,6 +514,9 @@ KEPT: dict[str, Rule] = {
     "centered": lambda p, t: of(kept, p["inner"], t),  # its drift: test_centered.py
     "both": lambda p, t: np.logical_and(*of_two(p, t)),
     "either": lambda p, t: np.logical_or(*of_two(p, t)),
+    "by_sign": lambda p, t: np.where(
+        t.advantage > 0, of(kept, p["positive"], t), of(kept, p["negative"], t)
+    ),
 }
 
 
@@ -707,10 +710,16 @@ def either(p: Params, t: Tokens, weight: Any) -> Array:
     return ours + of(gradient, p["second"], t, weight * ~follow)
 
 
+def by_sign(p: Params, t: Tokens, weight: Any) -> Array:
+    rewarded = t.advantage > 0
+    ours = of(gradient, p["positive"], t, weight * rewarded)
+    return ours + of(gradient, p["negative"], t, weight * ~rewarded)
+
+
 #: The gradient of methods whose tokens pay, share one, or have a part's.
 GRADIENT: dict[str, Callable[[Params, Tokens, Any], Array]] = {
     **{"gspo": gspo_gradient, "ppo_penalty": ppo_penalty, "kl_cov": kl_cov},
-    **{"penalty": penalty, "both": both, "either": either},
+    **{"penalty": penalty, "both": both, "either": either, "by_sign": by_sign},
     **{
         name: lambda p, t, weight, own=own: of(gradient, p["inner"], t, weight * own(p, t))
         for name, own in WEIGHTS.items()

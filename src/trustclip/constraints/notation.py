@@ -35,7 +35,13 @@ def spelled(spec: Spec) -> str:
 
 
 def _keywords(values: Mapping[str, Any]) -> list[str]:
-    return [f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in values.items()]
+    return [f"{name}={_written(value)}" for name, value in values.items()]
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, Mapping) and "name" in value:
+        return spelled(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def read(text: str) -> Spec:

@@ -8,11 +8,12 @@ from typing import Any, Self, get_type_hints
 from pydantic import InstanceOf
 from torch import Tensor
 
-from trustclip.constraints.base import ByToken, Method, Reduce, definition, methods
+from trustclip.constraints.base import BY_TOKEN, Method, Reduce, definition, methods
 from trustclip.constraints.base import value as value_of
 from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 from trustclip.constraints.compose import Composite
 from trustclip.constraints.controllers import NAMED, Controller, PerToken, Target, controller
+from trustclip.support.marks import marks
 from trustclip.support.names import nearest
 
 #: Pairs of a hyper-parameter's name and its controller.
@@ -173,9 +174,8 @@ def by_token(cls: type[Method]) -> list[str]:
       >>> by_token(tc.methods()["clip_higher"]), by_token(tc.methods()["cispo"])
       (['low', 'high'], [])
     """
-    (mark,) = ByToken.__metadata__
     hints = get_type_hints(cls, include_extras=True)
-    return [name for name, hint in hints.items() if mark in getattr(hint, "__metadata__", ())]
+    return [name for name, hint in hints.items() if BY_TOKEN in marks(hint)]
 
 
 def state(method: Method) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def restored(method: Method, state: Mapping[str, Any]) -> Method:
         name: restored(parts[name], own) for name, own in state.items() if name in parts
     }
     if isinstance(method, Adaptive):
-        inner = changed.get("inner", method.inner)
+        inner: Any = changed.get("inner", method.inner)
         changed["inner"] = replace(inner, **state.get("thresholds", {}))
     return replace(method, **changed)  # type: ignore[type-var]
 

@@ -32,8 +32,9 @@ from trustclip.support.names import unknown
 Reduce = Callable[[Tensor], Tensor]
 
 _T = TypeVar("_T")
+BY_TOKEN = "one for each token"
 #: Mark of a hyper-parameter that may also be a tensor [batch, time]: a threshold for each token.
-ByToken = Annotated[_T, "one for each token"]
+ByToken = Annotated[_T, BY_TOKEN]
 
 #: Other names of methods: name -> the method, and the hyper-parameters that make it the other.
 #: CFPO (Çağatan et al., `2601.22801 <https://arxiv.org/abs/2601.22801>`_) has the objective of SPO;

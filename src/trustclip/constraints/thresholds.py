@@ -7,6 +7,7 @@ from torch import Tensor
 
 from trustclip.constraints.base import Method, Trait, value
 from trustclip.support.checked import UpToOne
+from trustclip.support.marks import marks
 
 #: Names of hyper-parameters that bound a divergence, a ratio or a log-ratio: the gate closes on
 #: fewer tokens the larger they are.
@@ -45,7 +46,7 @@ def widest(method: Method) -> float:
 def _is_offset(method: Method, name: str) -> bool:
     """Whether a threshold is at most 1, as an offset below ratio 1 is."""
     hint = get_type_hints(type(method), include_extras=True).get(name)
-    return set(UpToOne.__metadata__) <= set(getattr(hint, "__metadata__", ()))
+    return {*marks(UpToOne)} <= {*marks(hint)}
 
 
 def scale_thresholds(method: Method, factor: float) -> Method:

@@ -76,6 +76,10 @@ def test_a_table_or_a_row_of_another_form_is_one_sentence(suite, tmp_path, capsy
         file.write('{"step": 9, "generated": 5}\n')
     text = "gates.jsonl, row 9: generated: input should be a valid list."
     assert text in said(["report", str(run), "-o", str(tmp_path / "out")], capsys)
+    os.mkfifo(tmp_path / "tokens.jsonl")
+    for command in ("explain", "report", "tokens", "shadow"):
+        text = "tokens.jsonl is neither a file nor a folder."
+        assert text in said([command, str(tmp_path / "tokens.jsonl")], capsys)
     made = dict(records.made(suite))
     (tmp_path / "a").mkdir()
     for argv in made["table without record"](tmp_path / "a"):

@@ -108,6 +108,8 @@ def _is_log(path: Path) -> bool:
 
 
 def _no_run_message(path: Path) -> str:
+    if path.exists() and not path.is_dir():
+        return f"{path} is neither a file nor a folder."
     if not path.is_dir():
         siblings = [p.parent.name for p in path.parent.glob("*/config.yaml")]
         near = nearest(path.name, siblings)

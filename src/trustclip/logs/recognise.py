@@ -52,6 +52,8 @@ def _locate(path: Path) -> tuple[Source, Path]:
     """The source of a path, and the file or folder in it that is read; see `read_log`."""
     if path.is_file():
         return _source_of(path), path
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is neither a file nor a folder.")
     logs = list(_candidates(path))
     if not logs:
         # A folder of exports is found in itself, and in the one that holds it.
@@ -73,7 +75,8 @@ def holds_log(path: Path) -> bool:
     """Whether a path is a log of another trainer, or holds any number of them."""
     if path.is_file():
         return True
-    return any(True for folder in (path, *_below(path)) for _ in _candidates(folder))
+    folders = (path, *_below(path)) if path.is_dir() else ()
+    return any(True for folder in folders for _ in _candidates(folder))
 
 
 def _candidates(folder: Path) -> Iterator[tuple[Source, Path]]:

@@ -55,19 +55,11 @@ def points_of(run: Run, key: str, factor: float = 1.0) -> dict[int, float]:
 
 def lines_of(group: Group, key: str, factor: float = 1.0) -> list[Mark]:
     """Curves of a metric: raw and smoothed for one run; smoothed with their mean for several."""
-    runs = [points for run in group.runs if (points := points_of(run, key, factor))]
-    if not runs:
+    smooth, raw = _smoothed(group, key, factor)
+    strong = mean_over_runs(smooth)
+    if not strong:
         return []
-    window = window_of(max(max(points) for points in runs))
-    if len(runs) == 1:
-        (raw,) = runs
-        faint = [raw] if window > 1 else []
-        strong = _smooth(raw, window)
-    else:
-        faint = [_smooth(points, window) for points in runs]
-        strong = mean_over_runs(faint)
-        if not strong:
-            return []
+    faint = smooth if len(smooth) > 1 else [points for points in raw if points != smooth[0]]
     marks = [_mark("faint", points, group) for points in faint]
     return [*marks, _mark("line", strong, group)]
 
@@ -85,14 +77,23 @@ def metric_panels(
 
 def mean_over_runs(runs: Sequence[Points]) -> dict[int, float]:
     """Mean over runs at the updates that all of them have logged."""
-    shared = set.intersection(*(set(points) for points in runs))
+    shared = set.intersection(*(set(points) for points in runs)) if runs else ()
     return {s: sum(points[s] for points in runs) / len(runs) for s in sorted(shared)}
+
+
+def _smoothed(group: Group, key: str, factor: float) -> tuple[list[Points], list[Points]]:
+    """A metric of each run of a group that has logged it, smoothed and as it is."""
+    raw = [points for run in group.runs if (points := points_of(run, key, factor))]
+    window = window_of(max((max(points) for points in raw), default=1))
+    return [_smooth(points, window) for points in raw], raw
 
 
 def _smooth(points: Points, window: int) -> dict[int, float]:
     # A metric that is logged once per generation has fewer points than there are updates.
     gap = (max(points) - min(points)) / max(len(points) - 1, 1)
     near = max(1, round(window / max(gap, 1)))
+    if near == 1:
+        return dict(points)
     means = dict(zip(points, moving_mean([*points.values()], near), strict=True))
     # The first means are of few values, and noisier than the curve is meant to be.
     return {step: means[step] for step in list(means)[near // 2 :]}
@@ -136,12 +137,9 @@ def rewards_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
         key for group in groups for run in group.runs for row in run.training for key in row
         if key.startswith(_REWARD[0]) and key.endswith(_REWARD[1])
     )  # fmt: skip
-    names = [key.removeprefix(_REWARD[0]).removesuffix(_REWARD[1]) for key in keys]
-    panels = [
-        Panel(name, "update", "mean reward", marks)
-        for key, name in zip(keys, names, strict=True)
-        if (marks := [mark for group in groups for mark in lines_of(group, key)])
-    ]
+    names = (key.removeprefix(_REWARD[0]).removesuffix(_REWARD[1]) for key in keys)
+    metrics = [(key, name, "mean reward", 1.0) for key, name in zip(keys, names, strict=True)]
+    panels = metric_panels(groups, metrics)
     caption = "Mean of each reward over completions, before its weight; the total is the return."
     return Figure(f"rewards{suffix}", "Rewards", caption, panels) if len(panels) > 1 else None
 
@@ -324,8 +322,4 @@ def _bucket(name: str) -> str:
 
 def over_seeds(group: Group, key: str, factor: float = 1.0) -> dict[int, float]:
     """A metric smoothed, then averaged over the runs of a group."""
-    runs = [points for run in group.runs if (points := points_of(run, key, factor))]
-    if not runs:
-        return {}
-    window = window_of(max(max(points) for points in runs))
-    return mean_over_runs([_smooth(points, window) for points in runs])
+    return mean_over_runs(_smoothed(group, key, factor)[0])

@@ -73,18 +73,6 @@ def test_the_table_has_every_run_of_the_plan(done):
     assert all(0 <= row["passk"] <= 1 for row in rows)
 
 
-def test_every_constraint_has_as_many_trials(done):
-    _, rows = done
-    trials = {}
-    for row in rows:
-        if row["stage"] == "tuning":
-            key = (row["constraint"], row["task"])
-            trials.setdefault(key, set()).add((row["label"], row["learning_rate"]))
-    assert {len(found) for found in trials.values()} == {4}
-    rates = sorted(rate for label, rate in trials["none", "many"])
-    assert rates == pytest.approx([0.03 * (10 / 3) ** (i / 3) for i in range(4)], rel=1e-4)
-
-
 def test_the_best_trial_is_the_one_that_is_tested(done):
     settings, rows = done
     for task in settings.tasks:

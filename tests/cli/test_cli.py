@@ -90,18 +90,6 @@ def test_bounds_of_a_threshold_that_adapts_are_those_of_its_range():
     assert "initial threshold" in done.stdout and "1.308484" in done.stdout
 
 
-def test_methods_lists_every_file_of_the_folder():
-    from pathlib import Path
-
-    import trustclip as tc
-
-    done = trustclip("methods")
-    files = [p.stem for p in (Path(tc.__file__).parent / "methods").glob("[a-z]*.py")]
-    assert len(files) >= 14
-    for name in files:
-        assert f"\n{name} " in done.stdout
-
-
 def test_doctor_does_the_arithmetic():
     done = trustclip("doctor", "--gradient-accumulation-steps", "4")
     assert done.returncode == 1 and "4 x 1 / 4 = 1" in done.stdout and "inert" in done.stdout
@@ -393,12 +381,6 @@ def test_a_signal_in_any_phase_leaves_with_a_sentence(failing, capsys, command, 
     assert status == (0 if continued else 128 + getattr(signal, number))
     said = capsys.readouterr().err
     assert said == ("\nstopped; the same command continues.\n" if continued else "\ninterrupted.\n")
-
-
-def test_help_states_the_exit_status():
-    done = trustclip("--help")
-    for status in ("0", "1", "2", "130", "141"):
-        assert f"\n  {status} " in done.stdout
 
 
 def test_a_command_shows_once_what_the_user_has_to_change():

@@ -21,7 +21,6 @@ from torch import Tensor
 
 import trustclip as tc
 from trustclip.constraints import rosetta
-from trustclip.constraints.candidates import Candidates
 from trustclip.engines.limits import ENGINES, refusal
 from trustclip.engines.token_loss import means, per_token_loss
 
@@ -559,42 +558,3 @@ def test_where_old_is_the_sampler_a_correction_would_do_nothing() -> None:
             assert refusal(tc.method(name, anchor="rollout"), ENGINES[engine]) is None
     with pytest.raises(ValueError, match="in Tinker they are the same"):
         custom_loss("tis")
-
-
-# Tracing ---------------------------------------------------------------------------------------
-
-
-@method_cases.every_name
-def test_a_method_is_a_graph_of_tensor_functions(name: str) -> None:
-    assert_graph(tc.method(name))
-
-
-@pytest.mark.slow
-def test_every_variant_is_a_graph_of_tensor_functions() -> None:
-    for method in method_cases.ALL:
-        assert_graph(method)
-
-
-def assert_graph(method: tc.Method) -> None:
-    """`torch.fx` records it on tensors without values, and the record is right for others."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    batch = method_cases.random_batch(method, torch.float32)
-    held = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-    names = [name for name, value in held.items() if isinstance(value, Tensor)]
-    further = batch.candidates
-
-    def objective(*tensors: Tensor) -> Tensor:
-        fields: Any = dict(zip(names, tensors, strict=False))
-        if further is not None:
-            fields["candidates"] = Candidates(*tensors[len(names) :], partial=further.partial)
-        return method.surrogate(tc.TokenBatch(**fields)).objective
-
-    tensors = [held[name] for name in names]
-    if further is not None:
-        tensors += [further.logp, further.logp_old, further.logp_rollout]
-    graph = make_fx(objective, tracing_mode="fake")(*tensors)
-    flipped = [x.flip(0) for x in tensors]
-    torch.testing.assert_close(
-        graph(*flipped), objective(*flipped), rtol=0, atol=0, msg=lambda m: f"{method}: {m}"
-    )

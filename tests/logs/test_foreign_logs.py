@@ -75,15 +75,6 @@ def test_a_run_in_progress_is_unfinished(stock: Path) -> None:
     assert text.startswith("checkpoint-4: TRL, trainer_state.json, 4 updates, unfinished.")
 
 
-def test_an_inert_run_is_called_that_with_the_reason(stock: Path) -> None:
-    text = said(stock / "inert")
-    assert (
-        "The constraint was inert: there was one update per generation (8 of 8 logged updates came "
-        "with new rewards), so every token had ratio 1" in text
-    )
-    assert "Next: the clipped share was 0 throughout" in text and "num_iterations" in text
-
-
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb"])
 def test_a_tracker_holds_the_same_run_and_its_settings(stock: Path, tracker: str) -> None:
     if tracker not in TRACKERS:
@@ -288,18 +279,6 @@ def test_what_a_folder_holds_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["explain", str(tmp_path / "outputs")]) == 0
 
 
-def test_a_report_sets_runs_of_two_trainers_side_by_side(stock: Path, tmp_path: Path) -> None:
-    given = [str(stock / "acting"), str(VERL / "console.log"), str(PRIME / "weights")]
-    assert main(["report", *given, "-o", str(tmp_path / "out")]) == 0
-    page = (tmp_path / "out" / "index.html").read_text()
-    for text in ("TRL acting", "verl console.log", "prime-rl weights", "Entropy"):
-        assert text in page
-    assert "No evaluation is complete yet" not in page
-    assert '"#188"' in page  # a token of prime-rl's export, by its id
-    unbroken = page.replace("\N{NO-BREAK SPACE}%", " %")
-    assert "The constraint cut 31 % of tokens" in unbroken and "verl logs none" in page
-
-
 @pytest.mark.slow
 def test_tokens_are_streamed(tmp_path: Path) -> None:
     """Ten times the tokens take no more memory, under a limit on it."""
@@ -342,13 +321,6 @@ def test_tokens_that_a_run_recorded_are_read_in_files_of_any_name(tmp_path: Path
     # Beside another kind of file, nothing is taken for tokens by its ending.
     shutil.copy(VERL / "metrics.jsonl", tmp_path / "tokens" / "a.jsonl")
     assert read_log(tmp_path / "tokens").trainer == "verl"
-
-
-def test_two_runs_in_one_file_of_tokens_are_refused(tmp_path: Path) -> None:
-    rows = [TokenRow.of({**TOKEN, "step": step}) for step in (1, 2, 1, 2)]
-    write_tokens(tmp_path / "tokens.jsonl", rows)
-    with pytest.raises(ValueError, match="two runs: completions of update 1 come after those of"):
-        explain(tmp_path)
 
 
 def test_files_whose_updates_overlap_are_no_course(tmp_path: Path) -> None:

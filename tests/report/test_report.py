@@ -386,11 +386,6 @@ def test_budgets_end_at_the_scores(report):
         assert mark.y[-1] == pytest.approx(100 * group.estimate(None, metric).value)
 
 
-def test_the_paper_is_beside_no_other_benchmarks(report):
-    marks = [m for f in report.figures for panel in f.panels for m in panel.marks]
-    assert not [m for m in marks if m.style == "printed"]
-
-
 def test_bands_of_budgets_end_at_the_intervals_of_the_scores(report):
     for panel, metric in zip(report["budget"].figures[0].panels, ("mean@4", "pass@4"), strict=True):
         for group in report.groups:
@@ -559,27 +554,6 @@ def test_the_report_of_one_run_goes_into_its_folder(tmp_path):
     assert len(text) < 6_000_000
     with pytest.raises(ValueError, match=r"nowhere"):
         write_page(tmp_path / "nowhere", "x")
-
-
-@pytest.mark.parametrize("command", ["eval", "rl", "sft"])
-def test_runs_of_single_commands_have_a_report(tmp_path, command):
-    path = tmp_path / command
-    path.mkdir()
-    (path / "config.yaml").write_text(f"command: {command}\nmodel: some/model\nseed: 0\n")
-    if command == "eval":
-        row = {"stage": "eval", "task": "t", "k": 0, "correct": 1, "tokens": 3, "response": "1"}
-        append_jsonl(path / "samples.jsonl", [{**row, "id": str(i)} for i in range(4)])
-        part = {"mean@1": {"value": 1, "low": 0.5, "high": 1}, "problems": 4}
-        write_json(path / "summary.json", {"tasks": {"t": part}, "average": part})
-    else:
-        append_jsonl(path / "metrics.jsonl", [{"stage": command, "step": 1, "reward": 0.5}])
-    report = collect([path])
-    assert report.groups[0].label == ("some/model" if command == "eval" else f"{command} {command}")
-    # Four right answers of four: 0.025 ** (1 / 4), Clopper and Pearson's lower bound.
-    scored = "some/model: Mean@1 100.0 % [39.8, 100.0]."
-    unscored = "No evaluation is complete yet."
-    assert report.headline == (scored if command == "eval" else unscored)
-    assert len(build([path], tmp_path / "out")) >= 4
 
 
 def test_a_report_of_nothing_is_refused(tmp_path):

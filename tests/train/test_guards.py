@@ -334,12 +334,6 @@ def test_streaks_survive_a_checkpoint():
     assert said == [] and [(step, name) for step, name, _ in later] == [(3, "truncated")]
 
 
-def test_the_engines_warning_of_an_inert_constraint_is_said_where_nothing_records(tmp_path):
-    """With a recorder it is a notice: `test_recorder` and the run below."""
-    with pytest.warns(UserWarning, match="inert for 3 updates: its gate closed on no token"):
-        train(tmp_path, method_args={"delta": 50.0}, inert_patience=3, max_steps=5)
-
-
 def test_a_run_whose_constraint_is_inert_says_so_and_has_it_in_its_record(
     tmp_path, monkeypatch, capsys
 ):

@@ -5,7 +5,6 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from many_clients import Server as ManyClients
@@ -13,12 +12,10 @@ from patience import NEVER
 
 from trustclip.engines.trl.sampling.decoding import Decoder
 from trustclip.support import http
-from trustclip.train.eval import open_backend
 from trustclip.train.evaluation.backends.local import Completion, Local, Sampling
 from trustclip.train.evaluation.backends.served import Served
 from trustclip.train.evaluation.backends.vllm import VLLM
-from trustclip.train.settings.stages import EvalSettings
-from trustclip.train.tiny import BUILT_IN, tiny_model
+from trustclip.train.tiny import tiny_model
 
 SAMPLING = Sampling(temperature=0.3, top_p=0.95, max_tokens=100)
 PROMPTS = [[{"role": "user", "content": name}] for name in ("one", "zwei ½", "three")]
@@ -254,13 +251,6 @@ def test_vllm_missing(monkeypatch):
         VLLM("org/model", SAMPLING, "plain", seed=0)
 
 
-@pytest.mark.parametrize("model", BUILT_IN)
-def test_vllm_given_a_built_in_model(model, tmp_path):
-    settings = EvalSettings(model=model, tasks="arithmetic", output_dir=tmp_path, backend="vllm")
-    with pytest.raises(ValueError, match=f"the built-in model '{model}'"):
-        open_backend(settings)
-
-
 def tokens_seen(monkeypatch, temperature=1.0, **own):
     """Completions of the tiny model with settings of its own, and how many batches were decoded."""
     model, tokenizer = tiny_model(layers=1, hidden=64)
@@ -286,13 +276,3 @@ def test_local_honours_the_models_own_generation_config(monkeypatch, temperature
     others = [token for token in range(265) if token not in (a, b)]
     texts, decoded = tokens_seen(monkeypatch, temperature, suppress_tokens=others)
     assert set("".join(texts)) <= {"a", "b"} and texts[0] and not decoded
-
-
-def test_local_uses_a_replaced_generate(monkeypatch):
-    model: Any
-    model, tokenizer = tiny_model(layers=1, hidden=64)
-    calls, generate = [], model.generate
-    model.generate = lambda **settings: calls.append(settings) or generate(**settings)
-    backend = Local(model, tokenizer, Sampling(1.0, 1.0, max_tokens=2), batch_size=8)
-    backend.generate(PROMPTS, n=1, seed=0)
-    assert len(calls) == 1

@@ -25,8 +25,6 @@ from trustclip.train.problems.verify import (
 
 pytest.importorskip("math_verify")
 
-SHARED = Path(__file__).parents[4] / "shared"
-
 
 @pytest.fixture(scope="module")
 def verifier():
@@ -446,27 +444,6 @@ def test_soft_overlong_punishment_is_that_of_dapo():
     assert scores == [0.0, 0.0, -0.05, -0.5, -1.0, -1.0, -1.0]
     with pytest.raises(ValueError, match="cache=0"):
         SoftOverlong(max_length=100, cache=0)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not SHARED.exists(), reason="the grader cases are not in this repository")
-def test_agreement_on_real_grader_cases():
-    cases = [json.loads(line) for line in (SHARED / "data/grader_cases.jsonl").open()]
-    names = ("float_rounding", "allow_set_relation_comp")
-    wrong = []
-    with Verifier(timeout=10.0 * slowness()) as v:
-        for case in cases:
-            options = {name: case[name] for name in names if name in case}
-            kinds = tuple(case.get("match_types", ("latex", "expr")))
-            if case["kind"] == "response":
-                got = v.score([case["gold"]], [case["pred"]])[0]
-            else:
-                got = v.equivalent(case["gold"], case["pred"], kinds=kinds, **options)
-            if got != case["expected"]:
-                wrong.append((case["gold"], case["pred"]))
-    assert 1 - len(wrong) / len(cases) >= 0.985
-    # Its one integer in dispute is gold 10{,}000 with \boxed{10000}, there called wrong.
-    assert [gold for gold, _ in wrong if gold.strip("$").lstrip("-").isdigit()] == []
 
 
 def _children(pid: int) -> list[int]:

@@ -18,7 +18,6 @@ import yaml
 from patience import until
 from rich.console import Console
 
-import trustclip as tc
 from trustclip import method
 from trustclip.cli.commands.experiments import settings
 from trustclip.support.jsonl import append_jsonl, plain, read_jsonl
@@ -169,15 +168,6 @@ def test_what_is_finished_is_not_run_again(folder):
     folder.run()
     assert len(folder.starts()) == 6  # the SFT is shared with the runs of the other learning rate
     assert len(list(folder.out.glob("atr-seed0-*"))) == 2
-
-
-def test_an_sft_that_nobody_needs_any_more_is_not_made_again(folder):
-    folder.run()
-    (sft,) = folder.out.glob("sft-*")
-    (sft / "summary.json").unlink()
-    folder.starts()
-    folder.run()
-    assert not (folder.control / "starts.txt").exists() and folder.status == 0
 
 
 def test_a_method_has_settings_of_its_own(folder):
@@ -512,19 +502,6 @@ def test_a_shipped_suite_compares_every_method_with_atr(path):
     assert len({job.path for job in made.jobs}) == len(made.jobs)
 
 
-def test_the_suite_of_table_3_holds_the_papers_methods():
-    (path,) = (path for path in SHIPPED if path.stem == "table3")
-    made = plan(path)
-    found = list(made.methods.values())
-    tuned = [method("clip", epsilon=e) for e in (0.1, 0.2, 0.3, 0.329, 0.4, 0.422, 0.5)]
-    bounds = [(0.2, 0.28), (0.329, 0.5), (0.329, 0.6), (0.329, 0.422), (1, 1e9)]
-    tuned += [method("clip_higher", low=low, high=high) for low, high in bounds]
-    others = [method(name) for name in ("atr", "kl1", "kl2", "full_kl", "is_kl3")]
-    assert len(found) == 17 and all(one in found for one in [*tuned, *others])
-    low, high = tc.interval(made.methods["none"])
-    assert low == 0 and high > 1e8
-
-
 def test_progress_is_read_as_it_grows(folder):
     folder.write({**RECIPE, "eval": {"tasks": "arithmetic,aime24", "k": 2}})
     (job, *_) = plan(folder.file).runs
@@ -633,11 +610,3 @@ def test_a_finished_run_that_cannot_be_read_is_told(folder):
     said = folder.run()
     assert folder.status == 1 and "finished, but cannot be read" in said
     assert "Not all runs are finished: clip 1 of 2." in (folder.out / "table.md").read_text()
-
-
-def test_a_terminal_shows_a_bar_of_every_run(folder):
-    said = io.StringIO()
-    console = Console(file=said, width=120, height=6, force_terminal=True)
-    assert run_suite(folder.file, console, command=WORKER) == 0
-    text = said.getvalue()
-    assert "clip-seed0" in text and "8/8" in text and "table in" in text

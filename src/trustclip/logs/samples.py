@@ -112,7 +112,7 @@ class Samples:
         return samples
 
     def _add(self, shard: Path, line: Line, row: Row) -> None:
-        stage, step, task = _text(row.get("stage")), _whole(row.get("step")), _text(row.get("task"))
+        stage, step, task = _text(row.get("stage")), whole(row.get("step")), _text(row.get("task"))
         number = _number(row)
         unnamed = (shard.name, line.offset) if number is None else None
         identity = _text(row.get("id")) if task is not None else None
@@ -124,7 +124,7 @@ class Samples:
             value = "null or NaN" if row["correct"] is None else repr(row["correct"])
             self.odd.append(f"`correct` is {value} in answer {number} to {task}: {identity}")
         else:
-            tokens = _whole(row.get("tokens"))
+            tokens = whole(row.get("tokens"))
             brief = {
                 "task": task,
                 "id": str(identity),
@@ -176,15 +176,15 @@ def page_rows(
     rows = []
     for row in _reread(samples.chosen(characters)):
         stage, task, identity = (_text(row.get(name)) for name in ("stage", "task", "id"))
-        step, right = _whole(row.get("step")), row.get("correct", row.get("reward"))
+        step, right = whole(row.get("step")), row.get("correct", row.get("reward"))
         text = problem_of(row, texts)
         problem = None if text is None else problems.setdefault(text[: HEAD + TAIL], len(problems))
         rows.append(
             [
                 stage, step, task, identity, _number(row), problem,
-                _text(row.get("gold")), _text(row.get("extracted")), _whole(row.get("tokens")),
+                _text(row.get("gold")), _text(row.get("extracted")), whole(row.get("tokens")),
                 bool(row.get("truncated")), right if isinstance(right, int | float) else None,
-                gated.get((step, _whole(row.get("index")))) if stage == "rl" else None,
+                gated.get((step, whole(row.get("index")))) if stage == "rl" else None,
                 cut(str(row.get("response", ""))),
             ]
         )  # fmt: skip
@@ -195,13 +195,14 @@ def _text(value: object) -> str | None:
     return None if value is None else str(value)[:HEAD]
 
 
-def _whole(value: object) -> int | None:
+def whole(value: object) -> int | None:
+    """A whole number of a stranger's row; None for any other value."""
     return value if isinstance(value, int) else None
 
 
 def _number(row: Row) -> int | None:
     """Number of a completion among those of its problem, or of its generation."""
-    return _whole(row.get("k", row.get("index")))
+    return whole(row.get("k", row.get("index")))
 
 
 def cut(text: str) -> str | list[Any]:

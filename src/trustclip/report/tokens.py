@@ -14,7 +14,7 @@ from trustclip.constraints.base import Method
 from trustclip.constraints.loss import gradient
 from trustclip.constraints.registry import method
 from trustclip.logs.recognise import token_rows
-from trustclip.logs.samples import problem_of, problem_texts, shards
+from trustclip.logs.samples import problem_of, problem_texts, shards, whole
 from trustclip.logs.tokens import TokenRow, token_batch
 from trustclip.logs.watched import sources
 from trustclip.stats.lift import Lifts
@@ -190,7 +190,8 @@ def problems_in(run: Path) -> dict[tuple[Any, Any], tuple[str, str | None]]:
             continue
         if (text := problem_of(row, texts)) is not None:
             gold = row.get("gold")
-            problems[row.get("step"), row.get("index")] = text, None if gold is None else str(gold)
+            at = whole(row.get("step")), whole(row.get("index"))
+            problems[at] = text, None if gold is None else str(gold)
     return problems
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 MOST_VALUES, MOST_TEXTS = 32_000_000, 4_000_000
 #: Bytes of a row group, unpacked, and of a row, written out.
 MOST_BYTES = 256 << 20
+#: How many times its size in the file a row group may take above that.
+MOST_PACKED = 16
 #: Bytes of all rows, written out, for those who keep them.
 MOST_KEPT = 512 << 20
 #: Rows that are unpacked at once.
@@ -54,7 +56,8 @@ def rows(
       path: the file.
       wanted: columns to read.
       kept: whether the caller keeps all rows, which then may take `MOST_KEPT`.
-      most_bytes: what a row group may take, unpacked.
+      most_bytes: what a row group may take unpacked, where it is packed `MOST_PACKED`-fold at
+        most; another one may take `MOST_BYTES`.
 
     Raises:
       ValueError: it is no Parquet, or holds more than the bounds of this module allow.
@@ -138,10 +141,12 @@ def _checked(path: Path, file: "pq.ParquetFile", names: set[str], most_bytes: in
             if chunk.path_in_schema in texts
         ]
         values = [chunk.num_values for chunk in read if chunk.path_in_schema in lists]
+        unpacked = sum(chunk.total_uncompressed_size for chunk in read)
+        packed = min(sum(chunk.total_compressed_size for chunk in read), path.stat().st_size)
         found = {
             "values in lists": (sum(values), MOST_VALUES),
             "texts": (sum(different), MOST_TEXTS),
-            "bytes": (sum(chunk.total_uncompressed_size for chunk in read), most_bytes),
+            "bytes": (unpacked, most_bytes if unpacked <= MOST_PACKED * packed else MOST_BYTES),
         }
         for what, (count, most) in found.items():
             if count > most:

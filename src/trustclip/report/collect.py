@@ -11,7 +11,7 @@ from trustclip.findings.finding import Finding
 from trustclip.findings.groups import Group, by_setting, group_runs
 from trustclip.findings.learning import learning, threshold
 from trustclip.logs.reader import read_runs
-from trustclip.report import results, sampler, shadows
+from trustclip.report import results, shadows
 from trustclip.report.contamination import clean_table
 from trustclip.report.draw import budget, curves, mismatch, plots, swept
 from trustclip.report.draw.marks import Figure
@@ -139,7 +139,7 @@ def collect(
             Section("sweep", "Sweep", sweeps),
             Section("budget", "Samples and K", _for_each(groups, budget.budget_figure)),
             Section("gate", "Gate", gate),
-            Section("sampler", "Sampler", policies, _some(sampler.worst_table(groups))),
+            Section("sampler", "Sampler", policies, _some(results.worst_table(groups))),
             Section("shadows", "Shadows", [], shadows.tables(groups)),
         ],
         paper=[] if beside else published().tables(),

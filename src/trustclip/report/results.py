@@ -1,4 +1,4 @@
-"""The tables of a report: the scores of every group, next to the paper's own figures."""
+"""The tables of a report: scores of every group next to the paper's, intervals, worst tokens."""
 
 import csv
 import io
@@ -9,7 +9,9 @@ from math import inf
 import torch
 
 from trustclip.findings.comparison import Compared
+from trustclip.findings.facts import ROUNDING
 from trustclip.findings.groups import Estimate, Group, by_setting, names
+from trustclip.findings.sampler import worst_tokens
 from trustclip.logs.reader import in_words
 from trustclip.report.reference import TITLES, Column, published
 from trustclip.report.tables import NOTHING, Cell, Table, TableRow
@@ -214,6 +216,34 @@ def _interval_rows(group: Group) -> Iterator[TableRow]:
 
 def _ratio(end: float) -> str:
     return "∞" if end == inf else f"{end:.4f}" if end < 1e4 else f"{end:.3g}"
+
+
+def worst_table(groups: Sequence[Group]) -> Table | None:
+    """The tokens on which trainer and sampler agree least, of every group's first such run."""
+    rows: list[TableRow] = []
+    for title, group in zip(names(groups), groups, strict=True):
+        tokens = next((worst for run in group.runs if (worst := worst_tokens(run))), [])
+        if tokens and abs(tokens[0]["logp_old"] - tokens[0]["logp_rollout"]) > ROUNDING**0.5:
+            rows.append(TableRow(title, kind="section"))
+            for token in tokens:
+                old, rollout = token["logp_old"], token["logp_rollout"]
+                cells = [f"{old:.4g}", f"{rollout:.4g}", f"{old - rollout:+.3g}"]
+                cells += [str(token[key]) for key in ("generated", "index", "position")]
+                label = repr(token["text"])
+                rows.append(TableRow(label, list(map(Cell, cells)), series=group.series))
+    if not rows:
+        return None
+    return Table(
+        key="worst-tokens",
+        title="Tokens on which trainer and sampler agree least",
+        corner="Token",
+        head=[
+            ("Log-probability, nats", ["trainer (old)", "sampler", "difference"]),
+            ("Place", ["sampled after update", "completion", "position"]),
+        ],
+        rows=rows,
+        notes=["Of the ten worst tokens of every update, the ten worst of the run."],
+    )
 
 
 def tidy(groups: Sequence[Group]) -> str:

@@ -136,14 +136,17 @@ Texts = dict[tuple[str, int], int]
 
 
 def views(named: Sequence[tuple[str, Path]]) -> dict[str, Any]:
-    """The recorded tokens of runs, for the page.
+    """The recorded tokens of runs, for the page; of many, a sample.
 
     Each has its name there, and its file or folder of tokens; or its run directory, whose problems
     and gold answers are joined.
+
+    Raises:
+      ValueError: there are no tokens, or a row is not as `trustclip.logs.tokens` says.
     """
     texts: Texts = {}
     content = bytearray()
-    runs = [view(path, name, texts, content, len(named)) for name, path in named]
+    runs = [_view(path, name, texts, content, len(named)) for name, path in named]
     tokens = base64.b64encode(zlib.compress(content, 6)).decode()
     return {
         "columns": COLUMNS,
@@ -153,12 +156,7 @@ def views(named: Sequence[tuple[str, Path]]) -> dict[str, Any]:
     }
 
 
-def view(path: Path, name: str, texts: Texts, content: bytearray, share: int = 1) -> dict[str, Any]:
-    """The recorded tokens of one run for the page; of many, a sample.
-
-    Raises:
-      ValueError: there are no tokens, or a row is not as `trustclip.logs.tokens` says.
-    """
+def _view(path: Path, name: str, texts: Texts, content: bytearray, share: int) -> dict[str, Any]:
     (source,) = sources([path])
     places, total = max(MAX_COMPLETIONS // share, 1), 0
     chosen: list[tuple[int, TokenRow]] = []

@@ -5,7 +5,8 @@ from math import isfinite
 
 from trustclip import stats
 from trustclip.findings.groups import Group, shared_answers
-from trustclip.report.draw.marks import BANDS, NEUTRAL, Figure, Mark, Panel, in_percent
+from trustclip.report.draw.curves import of_bands
+from trustclip.report.draw.marks import NEUTRAL, Figure, Mark, Panel, in_percent
 from trustclip.report.reference import published
 from trustclip.report.results import tasks_of
 from trustclip.support.text import title_of
@@ -36,7 +37,7 @@ def budget_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     caption = (
         "Mean@K is the mean over the first K samples: only its noise depends on K. Pass@K is the "
         "unbiased estimate from all samples (Figure 4 of the paper)."
-    ) + _of_bands(groups, marks)
+    ) + of_bands(groups, marks)
     if any(mark.style == "dashed" for mark in marks):
         caption += ' Dashed: Mean@K of ATR-GRPO, of which the paper says "around 0.23".'
     caption += paper_note(marks)
@@ -74,19 +75,6 @@ def _interval(
     if kind == "pass":
         return stats.pass_interval(answers, k, strata)
     return stats.mean_interval([[samples[:k] for samples in run] for run in answers], strata)
-
-
-def _of_bands(groups: Sequence[Group], marks: Sequence[Mark]) -> str:
-    text = ""
-    if any(mark.style == "band" for mark in marks):
-        seeds = " and seed" * any(len(group.scored) > 1 for group in groups)
-        text += (
-            f" Bands are 95 % intervals, clustered by problem{seeds}, shown for at most {BANDS} "
-            "methods at a time."
-        )
-    if any(group.unsteady for group in groups):
-        text += " Where some of few runs collapsed no band would cover, and none is drawn."
-    return text
 
 
 def _figure4(groups: Sequence[Group], kind: str, longest: int) -> list[Mark]:

@@ -121,14 +121,22 @@ def training_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     elif window > 1:
         caption += "; faint, raw values"
     caption += " (Figure 2 of the paper)."
-    if any(mark.style == "band" for panel in panels for mark in panel.marks):
-        caption += (
-            " Bands are 95 % intervals of the score, clustered by problem, shown for at most "
-            f"{BANDS} methods at a time."
-        )
-    if several and any(group.unsteady for group in groups):
-        caption += " Where some of few runs collapsed no band would cover, and none is drawn."
+    caption += of_bands(groups, [mark for panel in panels for mark in panel.marks])
     return Figure(f"figure2{suffix}", "Training", caption, panels)
+
+
+def of_bands(groups: Sequence[Group], marks: Sequence[Mark]) -> str:
+    """What a caption says of the bands among some marks."""
+    text = ""
+    if any(mark.style == "band" for mark in marks):
+        seeds = " and seed" * any(len(group.scored) > 1 for group in groups)
+        text += (
+            f" Bands are 95 % intervals, clustered by problem{seeds}, shown for at most {BANDS} "
+            "methods at a time."
+        )
+    if any(group.unsteady for group in groups):
+        text += " Where some of few runs collapsed no band would cover, and none is drawn."
+    return text
 
 
 def rewards_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:

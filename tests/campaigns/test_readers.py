@@ -86,12 +86,15 @@ def test_a_table_or_a_row_of_another_form_is_one_sentence(suite, tmp_path, capsy
         assert "runs.parquet, run 1: record: field required." in said(argv, capsys)
 
 
-def test_completions_without_a_number_are_shown(suite, tmp_path, capsys):
+def test_completions_and_problems_without_a_name_hide_no_run(suite, tmp_path, capsys):
     run = records.base(tmp_path) / "atr-0"
     rows = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     rows = [{**row, "step": {}, "index": [[]]} if row["stage"] == "rl" else row for row in rows]
     (run / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with (run / "problems.jsonl").open("a") as file:
+        file.write('{"task": [], "id": {}}\n{"task": "amc23"}\n')
     assert main(["report", str(run), "-o", str(tmp_path / "out")]) == 0
+    assert main(["compare", str(run), str(suite / "atr-0")]) == 0
 
 
 def _limited(argv: list[str]) -> int:

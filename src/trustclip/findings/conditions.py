@@ -9,8 +9,7 @@ from trustclip.findings.groups import Group, by_setting
 from trustclip.logs.answers import usual
 from trustclip.logs.identity import flat
 from trustclip.logs.reader import Evaluation, Run
-from trustclip.support.inside import Inside
-from trustclip.support.jsonl import read_jsonl
+from trustclip.logs.samples import problem_rows
 from trustclip.support.names import some
 
 #: What determines a prompt, and how completions are drawn.
@@ -145,14 +144,12 @@ def _sampling(run: Run) -> Mapping[str, Any]:
     return section if isinstance(section, Mapping) else {}
 
 
-def _texts(run: Run) -> dict[tuple[str, str], tuple[str, str]]:
-    """Text and answer of each test problem, where the run has recorded them."""
-    path = Inside(run.path).file("problems.jsonl")
-    rows = read_jsonl(path) if path.is_file() else []
+def _texts(run: Run) -> dict[Any, tuple[str, str]]:
+    """Text and answer of each test problem by task and id, where the run has recorded them."""
     return {
-        (row["task"], row["id"]): (row.get("problem", ""), row.get("answer", ""))
-        for row in rows
-        if row.get("task") is not None
+        at: (str(row.get("problem", "")), str(row.get("answer", "")))
+        for at, row in problem_rows(run.path)
+        if at[0] is not None
     }
 
 

@@ -228,14 +228,17 @@ def _reread(places: list[Place]) -> Iterator[Row]:
                     yield row
 
 
+def problem_rows(folder: Path) -> Iterator[tuple[tuple[str | None, str | None], Row]]:
+    """Rows of the problems of a run, each with its task and id."""
+    path = Inside(folder).file("problems.jsonl")
+    for line in scan(path) if path.exists() else ():
+        if (row := line.row) is not None and "id" in row:
+            yield (_text(row.get("task")), _text(row["id"])), row
+
+
 def problem_texts(folder: Path) -> Mapping[tuple[Any, Any], str]:
     """Texts of the problems of a run, by task and id."""
-    path = Inside(folder).file("problems.jsonl")
-    return {
-        (_text(row.get("task")), _text(row["id"])): str(row["problem"])
-        for line in (scan(path) if path.exists() else ())
-        if (row := line.row) is not None and "id" in row and "problem" in row
-    }
+    return {at: str(row["problem"]) for at, row in problem_rows(folder) if "problem" in row}
 
 
 def problem_of(row: Row, texts: Mapping[tuple[Any, Any], str]) -> str | None:

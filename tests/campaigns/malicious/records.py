@@ -109,11 +109,15 @@ def mutants(value: Any, many: int, seed: int) -> Iterator[tuple[str, Any]]:
 def made(suite: Path, many: int = 2, seed: int = 0) -> Iterator[Made]:
     """Every artefact: its name, and what makes it in a folder and gives the commands to try."""
 
-    def of_run(change: Callable[[Path], Any], *, verify: bool = False) -> Callable[[Path], Any]:
+    def of_run(
+        change: Callable[[Path], Any], *, verify: bool = False, compare: bool = False
+    ) -> Callable[[Path], Any]:
         def make(folder: Path) -> list[list[str]]:
             shutil.copytree(suite, folder / "suite")
-            change(folder / "suite" / "atr-0")
-            return commands(folder / "suite" / "atr-0", verify=verify)
+            run = folder / "suite" / "atr-0"
+            change(run)
+            both = [["compare", str(run), str(suite / "atr-0")]] if compare else []
+            return [*commands(run, verify=verify), *both]
 
         return make
 
@@ -135,7 +139,8 @@ def made(suite: Path, many: int = 2, seed: int = 0) -> Iterator[Made]:
         for number in kinds.values():
             for what, value in mutants(json.loads(lines[number]), many, seed):
                 rows = [*lines[:number], json.dumps(value), *lines[number + 1 :], ""]
-                yield f"{name}:{number}: {what}", of_run(text(name, "\n".join(rows)))
+                changed = text(name, "\n".join(rows))
+                yield f"{name}:{number}: {what}", of_run(changed, compare=True)
     yield from _tables(suite, many, seed)
     yield from _tokens(suite, many, seed)
     yield from _logs(many, seed)

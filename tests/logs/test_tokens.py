@@ -101,3 +101,14 @@ def test_a_line_still_being_written_is_left_out(tmp_path):
     path = tmp_path / "tokens.jsonl"
     path.write_text('{"logp": [-1.0], "advantage": 1.0}\n{"logp": [-1.0], "adv')
     assert len(list(read_tokens(path))) == 1
+
+
+def test_row_groups_of_long_completions_are_within_what_a_reader_takes(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    length = 400_000
+    row = TokenRow.of({name: np.zeros(length) for name in ("logp", "logp_old", "entropy")}
+                      | {"advantage": 1.0})  # fmt: skip
+    write_tokens(tmp_path / "long.parquet", [row] * 5)
+    groups = parquet.ParquetFile(tmp_path / "long.parquet").metadata
+    assert [groups.row_group(i).num_rows for i in range(groups.num_row_groups)] == [2, 2, 1]
+    assert [len(one.logp) for one in read_tokens(tmp_path / "long.parquet")] == [length] * 5

@@ -204,9 +204,15 @@ def write_tokens(path: Path, rows: Iterable[TokenRow]) -> None:
         raise ValueError(f"{path}: expected a name that ends in .jsonl or .parquet.")
     import pyarrow.parquet as pq
 
-    part = part_of(path)
-    pq.write_table(_table(list(rows)), part, row_group_size=parquet.ROWS, compression="zstd")
+    part, rows = part_of(path), list(rows)
+    longest = max((len(row.logp) for row in rows), default=1)
+    size = max(1, min(parquet.ROWS, _TOKENS // max(longest, 1)))
+    pq.write_table(_table(rows), part, row_group_size=size, compression="zstd")
     part.replace(path)
+
+
+#: Tokens of a row group that we write: with all their columns within the bounds of a reader.
+_TOKENS = 1_000_000
 
 
 def _table(rows: Sequence[TokenRow]) -> Any:

@@ -107,6 +107,17 @@ def test_a_loss_of_0_is_explained_where_the_gradient_is_not_0(tmp_path) -> None:
         assert "as it must be" not in " ".join(explain(other))
 
 
+@pytest.mark.parametrize(("moved", "inert"), [(-0.2, False), (0.3, False), (-0.01, True)])
+def test_no_clipped_token_beside_a_large_log_ratio_is_a_contradiction(
+    moved, inert, tmp_path
+) -> None:
+    given = {"train/pg_clipfrac": 0.0, "train/ppo_kl": moved, "train/entropy_loss": 0.6}
+    text = " ".join(explain(events(tmp_path, given)))
+    assert ("The constraint was inert" in text) == inert
+    assert (f"the mean log-ratio reached {moved:.2g} nats" in text) != inert
+    assert ("raise the number of passes" in text) == inert
+
+
 def test_silent_groups_are_counted_and_planned() -> None:
     for p in (0.02, 0.3, 0.5, 0.9):
         for share in (0.5, 0.2, 0.05):

@@ -23,6 +23,8 @@ AT_LIMIT = 0.5
 HALF = 4
 #: Mean log-ratio up to which a policy has not moved but for rounding, nats.
 STILL = 1e-5
+#: Mean log-ratio (nats) beyond which some token is outside the bounds of every usual clip.
+OUTSIDE = 0.1
 
 # Entropy: shares of its first value, once the change is clear of its noise.
 #: Below the one it counts as fallen, above the other as risen.

@@ -9,7 +9,7 @@ import torch
 
 from trustclip.constraints import divergences
 from trustclip.findings.course import Course
-from trustclip.findings.facts import AT_LIMIT, HALF, OFTEN, SELDOM, STANDS_OUT, STILL, TINY
+from trustclip.findings.facts import AT_LIMIT, HALF, OFTEN, OUTSIDE, SELDOM, STANDS_OUT, STILL, TINY
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import PREFIX, mean, over_tokens, percent, values
 from trustclip.logs.digest import Words
@@ -190,6 +190,18 @@ def _never(course: Course, log: Log, *, still: bool) -> Finding:
             "share of 0 whatever it does."
         )
         return Finding("gate/unknown", "note", text)
+    furthest = max(values(log.rows, "k1"), key=abs, default=0.0)
+    if abs(furthest) > OUTSIDE:
+        text = (
+            f"The log contradicts itself: no token was clipped, and the mean log-ratio reached "
+            f"{furthest:.2g} nats, which is outside the bounds of every usual clip."
+        )
+        advice = (
+            "two causes are usual: no token had an advantage, or the old log-probabilities come "
+            "from a pass that computes others. Compare the two passes on one batch before any "
+            "update; all differences must be 0."
+        )
+        return Finding("gate/contradiction", "fault", text, {"k1": furthest}, advice)
     text = "The constraint was inert: the share of clipped tokens was 0 in all "
     text += _count(len(course.gated), course.unit)
     if still:

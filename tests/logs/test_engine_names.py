@@ -19,8 +19,10 @@ LOGGED = {
     ),
     "SkyRL": (
         {"policy/ppo_clip_ratio": 0.01, "policy/policy_entropy": 0.5, "policy/policy_kl": 0.02,
+         "policy/rollout_train_logprobs_abs_diff_mean": 0.02,
          "reward/avg_raw_reward": 0.3, "generate/avg_num_tokens": 300.0},
         {"trustclip/gated": 0.01, "entropy": 0.5, "kl": 0.02, "reward": 0.3,
+         "trustclip/sampler/abs": 0.02,
          "completions/mean_length": 300.0},
     ),
     "slime": (

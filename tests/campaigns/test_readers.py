@@ -146,6 +146,7 @@ def test_no_artefact_ends_in_a_traceback_or_runs_on(suite, tmp_path, monkeypatch
     for argv in [*records.commands(suite / "atr-0", verify=True), *reads]:
         assert main(argv) == 0, capsys.readouterr()  # all is imported before the processes part
     made = records.made(suite, seed=int(os.environ.get("HOSTILE_SEED", "0")))
+    lines: list[str] = []
     while artefacts := list(islice(made, 40)):
         if (pid := os.fork()) == 0:
             status = 1

@@ -125,7 +125,7 @@ def test_doctor_does_the_arithmetic():
         (["control", "--see", "3"], ["unknown option of control '--see'", "'--seeds'"]),
         (["control", "--seeds", "x"], ["`seeds` should be a valid integer", "got 'x'"]),
         (["control", "--methods"], ["--methods needs a value"]),
-        (["control", "--seeds", "0"], ["control: `seeds` should be greater"]),
+        (["control", "--seeds", "0"], ["`seeds` should be greater"]),
         (["compare"], ["`runs` is missing"]),
         (["suite"], ["`file` is missing."]),
         (["suite", "a", "--hours", "x"], ["`hours` should be a valid number", "got 'x'"]),

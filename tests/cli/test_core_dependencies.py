@@ -143,6 +143,7 @@ ANSWERS = {
     "verify runs/a": None,
     "power runs/a runs/b": None,
     "check atr": None,
+    "conform loss.py:loss --as reinforce": None,
     "eval --grade integers.csv": None,
     "eval --grade formulas.csv": "train",
     "decontaminate --train train.jsonl --test test.jsonl --out new.json": None,
@@ -205,6 +206,8 @@ def folder(tmp_path_factory):
     for name in ("train", "test"):
         row = {"id": name, "problem": f"How many {name}s are there?", "answer": "3"}
         append_jsonl(root / f"{name}.jsonl", [row])
+    loss = "def loss(logp, advantages, mask): return -(logp * advantages * mask).sum()\n"
+    (root / "loss.py").write_text(loss, "utf-8")
     return root
 
 

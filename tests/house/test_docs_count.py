@@ -94,6 +94,9 @@ def test_every_block_is_run_or_checked_or_says_why_not(page):
                 assert isinstance(as_method(inner["method"]), tc.Method)
         elif kind == "json":
             json.loads(body)
+        elif kind == "toml":
+            given = tomllib.loads(body)["trainer"]["loss"]["kwargs"]
+            assert tc.method(given["method"], **given["method_args"])
         else:
             assert kind in DIRECTIVES or kind.startswith("{grid"), kind
 
@@ -122,8 +125,8 @@ def test_a_page_is_in_the_tree_and_found_under_its_heading():
     text = (DOCS / "index.md").read_text("utf-8")
     trees = dict(re.findall(r":caption: (\w+)\n\n((?:[\w/-]+\n)+)", text))
     assert [*trees] == [
-        "Start", "Concepts", "Methods", "Guides", "Experiments", "Laboratory", "Reference", "Help",
-        "Project",
+        "Start", "Concepts", "Methods", "Guides", "Engines", "Experiments", "Laboratory",
+        "Reference", "Help", "Project",
     ]  # fmt: skip
     listed = [page for tree in trees.values() for page in tree.split()]
     own = {

@@ -172,7 +172,10 @@ def test_what_goes_around_it_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing else goes around it"):
         tc.method("centered", inner="troll")
     assert tc.method("troll") + tc.penalty("k2", 0.1) is not None
-    for engine in ("verl", "SkyRL", "prime-rl"):
+    assert "passes none for some sequences" in (
+        refusal(tc.method("troll"), ENGINES["prime-rl"]) or ""
+    )
+    for engine in ("verl", "SkyRL"):
         assert "passes none to a policy loss" in (
             refusal(tc.method("troll"), ENGINES[engine]) or ""
         )

@@ -30,6 +30,8 @@ class Supply:
     whole_loop: bool = False
     kl_gradient: bool = False  # exact KL divergences come with their gradient
     old_is_sampler: bool = False  # the old policy is the one that sampled: there is no other
+    #: Some sequences come without candidates, and only ``centered`` leaves those as they are.
+    candidates_of_some: bool = False
     no_turns: str = ""  # why gaps in the mask do not separate turns; empty where they do
 
     def without(self, name: str, why: str) -> Self:
@@ -52,7 +54,12 @@ ENGINES: dict[str, Supply] = {
         Supply("verl", frozenset({"logp_rollout"})),
         Supply("SkyRL", frozenset({"logp_rollout"})),
         Supply("NeMo-RL", frozenset({"logp_rollout"})),
-        Supply("prime-rl", frozenset({"logp_rollout", "candidates"}), old_is_sampler=True),
+        Supply(
+            "prime-rl",
+            frozenset({"logp_rollout", "candidates"}),
+            old_is_sampler=True,
+            candidates_of_some=True,
+        ),
         Supply("Tinker", frozenset({"logp_rollout"}), old_is_sampler=True),
         Supply(
             "Stable-Baselines3",
@@ -91,6 +98,12 @@ loss; train it with trustclip.engines.trl.
             instead = _TRL if name in ENGINES["TRL"].fields else _LOOP
             why = supply.missing.get(name, f"{engine} passes none to a policy loss; {instead}")
             return f"{start} needs `{name}`, which comes from {SUPPLIERS[name]}, and {why}."
+    needy = [one.name for one in parts_of(method) if "candidates" in _own_requires(one)]
+    if supply.candidates_of_some and needy:
+        return (
+            f"{start} needs candidates at every token, and {engine} passes none for some "
+            f"sequences, which {needy[0]!r} would leave without a limit; {_TRL}."
+        )
     weigh = [one.name for one in parts_of(method) if Trait.WEIGHS_OLD_POLICY in one.traits]
     if supply.old_is_sampler and weigh:
         return (
@@ -135,6 +148,11 @@ def trains_in(method: Method) -> list[str]:
       (['TRL', 'verl', 'your loop'], ['TRL', 'your loop'])
     """
     return [name for name in ("TRL", "verl", "your loop") if refusal(method, ENGINES[name]) is None]
+
+
+def _own_requires(method: Method) -> tuple[str, ...]:
+    """Fields that a method reads itself, and not through its parts or for what it centers."""
+    return () if hasattr(method, "parts") else method.requires
 
 
 def parts_of(method: Method) -> Iterator[Method]:

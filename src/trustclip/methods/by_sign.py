@@ -32,7 +32,7 @@ class BySign(Composite):
       >>> batch = tc.TokenBatch(old + torch.tensor([[0.5, -0.5]]), old, torch.tensor([[1.0, -1.0]]),
       ...                       torch.ones(1, 2, dtype=torch.bool))
       >>> tc.coefficient(tc.method("by_sign"), batch)
-      tensor([[1., -0.]])
+      tensor([[1., 0.]])
 
     References:
       UP, arXiv 2607.06987, 2026

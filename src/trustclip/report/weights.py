@@ -73,7 +73,7 @@ def curve(
 
     Example:
       >>> import trustclip as tc
-      >>> ratios, positive, negative = curve(tc.method("clip"), points=35)
+      >>> ratios, positive, negative = curve(tc.method("clip", epsilon=0.25), points=35)
       >>> [round(x, 6) for x in (ratios[17], positive[17], negative[17])]
       [1.3, 0.0, 1.3]
     """

@@ -139,7 +139,8 @@ def test_a_link_is_no_file_of_a_run(run, tmp_path):
     assert findings(run)["gates.jsonl"] == ("missing", "no regular file")
 
 
-def test_an_evaluation_has_hashes_of_all_its_shards(tmp_path):
+def test_an_evaluation_has_hashes_of_all_its_shards(tmp_path, monkeypatch):
+    monkeypatch.setattr("trustclip.logs.samples.SHARD_BYTES", 1500)
     assert evaluations.work(tmp_path / "run", Setup())
     names = [name for name in states(tmp_path / "run") if name.startswith("samples")]
     assert len(names) > 1 and verify(tmp_path / "run").whole

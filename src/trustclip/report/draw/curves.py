@@ -85,7 +85,8 @@ def _smoothed(group: Group, key: str, factor: float) -> tuple[list[Points], list
     """A metric of each run of a group that has logged it, smoothed and as it is."""
     raw = [points for run in group.runs if (points := points_of(run, key, factor))]
     window = window_of(max((max(points) for points in raw), default=1))
-    return [_smooth(points, window) for points in raw], raw
+    smoothed: list[Points] = [_smooth(points, window) for points in raw]
+    return smoothed, raw
 
 
 def _smooth(points: Points, window: int) -> dict[int, float]:

@@ -41,6 +41,7 @@ def conforms(loss: Loss, method: tc.Method, row: str, leave_out: list[str] | Non
 
 def of_trl(folder: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Loss:
     """TRL's loss under its defaults and these settings."""
+    pytest.importorskip("trl", reason="TRL has another environment than verl")
     import test_twins
 
     trainer = test_twins.trainer_of("TRL", settings, folder)

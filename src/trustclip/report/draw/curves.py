@@ -81,12 +81,11 @@ def mean_over_runs(runs: Sequence[Points]) -> dict[int, float]:
     return {s: sum(points[s] for points in runs) / len(runs) for s in sorted(shared)}
 
 
-def _smoothed(group: Group, key: str, factor: float) -> tuple[list[Points], list[Points]]:
+def _smoothed(group: Group, key: str, factor: float) -> tuple[Sequence[Points], Sequence[Points]]:
     """A metric of each run of a group that has logged it, smoothed and as it is."""
     raw = [points for run in group.runs if (points := points_of(run, key, factor))]
     window = window_of(max((max(points) for points in raw), default=1))
-    smoothed: list[Points] = [_smooth(points, window) for points in raw]
-    return smoothed, raw
+    return [_smooth(points, window) for points in raw], raw
 
 
 def _smooth(points: Points, window: int) -> dict[int, float]:

@@ -74,8 +74,22 @@ def trainer_of(where: str, settings: dict[str, Any], folder: Any) -> Any:
 def gradient_of(trainer: Any, batch: tc.TokenBatch, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """Gradient of the trainer's own loss in the log-probabilities."""
     logp = batch.logp.clone().requires_grad_()
-    rows, length = logp.shape
-    tokens = torch.ones(rows, length, dtype=torch.int64)
+    given = batch.logp_old, batch.advantages, batch.mask, batch.logp_rollout
+    (gradient,) = torch.autograd.grad(loss_of(trainer, monkeypatch, logp, *given), logp)
+    return gradient
+
+
+def loss_of(
+    trainer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    logp: Tensor,
+    logp_old: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    logp_rollout: Tensor | None,
+) -> Tensor:
+    """The trainer's own loss of tokens, all of completions with one advantage each."""
+    tokens = torch.ones_like(mask, dtype=torch.int64)
     scored = (logp, torch.zeros_like(logp), None)
     monkeypatch.setattr(trainer, "_get_per_token_logps_and_entropies", lambda *_, **__: scored)
     monkeypatch.setattr(trainer, "current_gradient_accumulation_steps", 1, raising=False)
@@ -83,15 +97,14 @@ def gradient_of(trainer: Any, batch: tc.TokenBatch, monkeypatch: pytest.MonkeyPa
         "prompt_ids": tokens[:, :1],
         "prompt_mask": tokens[:, :1],
         "completion_ids": tokens,
-        "completion_mask": batch.mask.long(),
-        "advantages": batch.advantages[:, 0],
-        "old_per_token_logps": batch.logp_old,
-        "num_items_in_batch": batch.mask.sum(),
+        "completion_mask": mask.long(),
+        "advantages": advantages[:, 0],
+        "old_per_token_logps": logp_old,
+        "num_items_in_batch": mask.sum(),
     }
     if trainer.use_vllm:
-        inputs["sampling_per_token_logps"] = batch.logp_rollout
-    (gradient,) = torch.autograd.grad(trainer._compute_loss(trainer.model, inputs), logp)
-    return gradient
+        inputs["sampling_per_token_logps"] = logp_rollout
+    return trainer._compute_loss(trainer.model, inputs)
 
 
 @pytest.fixture(autouse=True)

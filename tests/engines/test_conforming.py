@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 import trustclip as tc
@@ -47,21 +46,8 @@ def of_trl(folder: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Los
     trainer = test_twins.trainer_of("TRL", settings, folder)
 
     def loss(logp, logp_old, advantages, mask, logp_rollout):
-        scored = (logp, torch.zeros_like(logp), None)
-        monkeypatch.setattr(trainer, "_get_per_token_logps_and_entropies", lambda *_, **__: scored)
-        monkeypatch.setattr(trainer, "current_gradient_accumulation_steps", 1, raising=False)
-        tokens = torch.ones_like(mask, dtype=torch.int64)
-        inputs: dict[str, Any] = {
-            "prompt_ids": tokens[:, :1],
-            "prompt_mask": tokens[:, :1],
-            "completion_ids": tokens,
-            "completion_mask": mask.long(),
-            "advantages": advantages[:, 0],
-            "old_per_token_logps": logp_old,
-            "num_items_in_batch": mask.sum(),
-            "sampling_per_token_logps": logp_rollout,
-        }
-        return trainer._compute_loss(trainer.model, inputs)
+        given = logp_old, advantages, mask, logp_rollout
+        return test_twins.loss_of(trainer, monkeypatch, logp, *given)
 
     return loss
 
@@ -95,26 +81,17 @@ def test_another_clip_in_trl_is_seen(tmp_path: Any, monkeypatch: pytest.MonkeyPa
 # verl ------------------------------------------------------------------------------------------
 
 
-def of_verl(mode: str, **settings: Any) -> Loss:
-    """A loss function of verl, with its defaults but for these settings of the actor."""
+def of_verl(mode: str) -> Loss:
+    """A loss function of verl, with its defaults."""
     pytest.importorskip("verl.trainer", reason="verl is not installed here: make verl-setup")
-    from engines.verl.test_twins import composed
-    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from engines.verl.test_twins import composed, loss_of
 
     from trustclip.constraints.twins import ACTOR
 
-    named = {f"{ACTOR}.{key}": value for key, value in settings.items()}
-    config, _ = composed({f"{ACTOR}.policy_loss.loss_mode": mode, **named})
+    config, _ = composed({f"{ACTOR}.policy_loss.loss_mode": mode})
 
     def loss(logp, logp_old, advantages, mask):
-        return get_policy_loss_fn(mode)(
-            old_log_prob=logp_old,
-            log_prob=logp,
-            advantages=advantages,
-            response_mask=mask,
-            loss_agg_mode=config.loss_agg_mode,
-            config=config,
-        )[0]
+        return loss_of(config, logp, logp_old, advantages, mask)
 
     return loss
 

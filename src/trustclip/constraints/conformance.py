@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trustclip.constraints import discrepancies
+from trustclip.constraints.aggregation import aggregate
 from trustclip.constraints.base import Method, moves_candidates
 from trustclip.constraints.batch import TokenBatch
-from trustclip.constraints.discrepancies import Compared, Difference
-from trustclip.constraints.gradients import gradient
+from trustclip.constraints.discrepancies import Compared, Difference, differences
+from trustclip.constraints.gradients import derivative, gradient
 from trustclip.constraints.hard_batches import Case, cases
 from trustclip.constraints.notation import spelled
 from trustclip.constraints.registry import as_method
@@ -109,34 +109,27 @@ def conform(
         )
     if aggregation is not None and aggregation not in AGGREGATIONS:
         raise ValueError(unknown("aggregation", aggregation, AGGREGATIONS))
-    named, tried = _named(loss), cases(method)
+    named, tried = _named(loss), {one.name: one for one in cases(method)}
     for name in leave_out:
-        if name not in (known := [one.name for one in tried]):
-            raise ValueError(unknown("batch", name, known))
-    tried = [
-        one
-        for one in tried
+        if name not in tried:
+            raise ValueError(unknown("batch", name, tried))
+    answers = [
+        _Gradients.of(one, method, loss, named)
+        for one in tried.values()
         if one.name not in leave_out and (one.parts == 1 or "total_tokens" in named)
     ]
-    answers = [_Gradients.of(one, method, loss, named) for one in tried]
-    names = tuple(one.name for one in tried)
+    names = tuple(answer.case.name for answer in answers)
     if not any(answer.theirs.any() for answer in answers):
         text = "The loss has no gradient in `logp`: the ratio, or the loss, is detached"
         return Conformance(method, "", 0.0, 0, names, (Difference("detached", text),))
     fits = [
-        (fit, fit.differences(answers))
+        fit
         for name in ([aggregation] if aggregation else AGGREGATIONS)
         for fit in _Fit.candidates(name, answers)
     ]
-    best, found = min(fits, key=lambda fit: _doubt(*fit))  # of equals the first
+    best = min(fits, key=lambda fit: fit.doubt)  # of equals the first
     tokens = sum(int(answer.comparable.sum()) for answer in answers)
-    return Conformance(method, best.aggregation, best.factor, tokens, names, found)
-
-
-def _doubt(fit: "_Fit", found: Sequence[Difference]) -> int:
-    """How many tokens speak against a fit: a factor is believed if it explains most of them."""
-    unexplained = sum(one.tokens for one in found if one.cause == "unexplained")
-    return fit.wrong * (1 if fit.factor == 1 else 2) + unexplained
+    return Conformance(method, best.aggregation, best.factor, tokens, names, best.differences)
 
 
 def _named(loss: LossFunction) -> set[str]:
@@ -207,10 +200,8 @@ def _derivative(
     if not isinstance(value, Tensor) or value.numel() != 1:
         kind = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"the loss must be a scalar tensor; it returns {kind}.")
-    if not value.requires_grad:
-        return torch.zeros_like(leaf, dtype=torch.float64)
-    (found,) = torch.autograd.grad(value.sum(), leaf, allow_unused=True)
-    return torch.zeros_like(leaf).double() if found is None else found.double()
+    found = derivative(value, leaf)
+    return torch.zeros_like(leaf, dtype=torch.float64) if found is None else found.double()
 
 
 # -- aggregations ----------------------------------------------------------------------------------
@@ -221,29 +212,46 @@ class _Aggregation(NamedTuple):
     weights: Callable[[Tensor], Tensor]  # of the mask: weight of each token
 
 
-def _mean_of_each(mask: Tensor) -> Tensor:
-    return mask / mask.sum(dim=1, keepdim=True).clamp(min=1)
+def _of(rule: str, filled: bool = False, **numbers: int) -> Callable[[Tensor], Tensor]:
+    """The weights of `trustclip.constraints.aggregation.aggregate`, which is linear in its tokens.
+
+    Args:
+      rule: name of the aggregation.
+      filled: whether sequences without a token are left out before.
+      **numbers: what the rule reads.
+    """
+
+    def weights(mask: Tensor) -> Tensor:
+        x = torch.zeros_like(mask, dtype=torch.float64).requires_grad_()
+        rows = mask.any(dim=1) if filled else torch.ones_like(mask[:, 0])
+        total = aggregate(rule, x[rows], mask[rows], **numbers)
+        return torch.autograd.grad(total, x)[0]
+
+    return weights
 
 
 #: How a loss may add up its tokens, with the weight of each.
 AGGREGATIONS = {
-    "token_mean": _Aggregation("a mean over all tokens", lambda m: m / m.sum()),
+    "token_mean": _Aggregation("a mean over all tokens", _of("token_mean")),
     "sequence_mean": _Aggregation(
-        "a mean over sequences of the mean of each", lambda m: _mean_of_each(m) / len(m)
+        "a mean over sequences of the mean of each", _of("sequence_mean")
     ),
     "filled_sequence_mean": _Aggregation(
         "a mean over sequences of the mean of each, without empty ones",
-        lambda m: _mean_of_each(m) / m.any(dim=1).sum(),
+        _of("sequence_mean", filled=True),
     ),
     "sequence_sum_mean": _Aggregation(
-        "a mean over sequences of the sum of each", lambda m: m / len(m)
+        "a mean over sequences of the sum of each", _of("dr_grpo", max_length=1)
     ),
     "filled_sequence_sum_mean": _Aggregation(
         "a mean over sequences of the sum of each, without empty ones",
-        lambda m: m / m.any(dim=1).sum(),
+        _of("dr_grpo", filled=True, max_length=1),
     ),
-    "place_mean": _Aggregation("a mean over all places, padding too", lambda m: m / m.numel()),
-    "sum": _Aggregation("a sum over all tokens", lambda m: m.double()),
+    "place_mean": _Aggregation(
+        "a mean over all places, padding too",
+        lambda mask: _of("dr_grpo", max_length=mask.shape[1])(mask),
+    ),
+    "sum": _Aggregation("a sum over all tokens", _of("dapo", total_tokens=1)),
 }
 
 
@@ -252,44 +260,47 @@ class _Fit(NamedTuple):
 
     aggregation: str
     factor: float
-    wrong: int = 0  # tokens that differ
+    compared: tuple[Compared, ...]  # of each batch
+    differences: tuple[Difference, ...]
 
     @classmethod
     def candidates(cls, aggregation: str, answers: Sequence[_Gradients]) -> Iterator["_Fit"]:
         """With the factor 1, with that of most tokens, and with that of those of ratio 1."""
-        quotients = []
-        for answer in answers:
-            expected = AGGREGATIONS[aggregation].weights(answer.case.batch.mask) * answer.ours
+        weights = [AGGREGATIONS[aggregation].weights(answer.case.batch.mask) for answer in answers]
+        quotients, still = [], []
+        for answer, weight in zip(answers, weights, strict=True):
+            expected = weight * answer.ours
             both = answer.comparable & (expected != 0) & (answer.theirs != 0)
             quotients.append((answer.theirs / expected)[both])
-        still = [
-            quotient
-            for quotient, answer in zip(quotients, answers, strict=True)
-            if not answer.case.batch.log_ratio.any()
-        ]
+            if not answer.case.batch.log_ratio.any():
+                still.append(quotients[-1])
         medians = [float(torch.cat(some).nanmedian()) for some in (quotients, still) if some]
-        for factor in (1.0, *medians):
-            if math.isfinite(factor) and factor:
-                fit = cls(aggregation, 1.0 if abs(factor - 1) < _SAME[torch.float32] else factor)
-                yield fit._replace(wrong=sum(int(fit.compared(x).wrong.sum()) for x in answers))
+        for median in (1.0, *medians):
+            if math.isfinite(median) and median:
+                factor = 1.0 if abs(median - 1) < _SAME[torch.float32] else median
+                pairs = zip(answers, weights, strict=True)
+                compared = tuple(_compared(answer, factor * weight) for answer, weight in pairs)
+                flipped = [
+                    Difference("sign", "The sign is wrong: the loss goes against the advantage")
+                ]
+                found = (*(flipped if factor < 0 else ()), *differences(compared))
+                yield cls(aggregation, factor, compared, found)
 
-    def differences(self, answers: Sequence[_Gradients]) -> tuple[Difference, ...]:
-        """What is different where one knows how the loss adds up its tokens."""
-        flipped = [Difference("sign", "The sign is wrong: the loss goes against the advantage")]
-        return (
-            *(flipped if self.factor < 0 else ()),
-            *discrepancies.differences([self.compared(answer) for answer in answers]),
-        )
+    @property
+    def doubt(self) -> int:
+        """How many tokens speak against it: a factor is believed if it explains most of them."""
+        wrong = sum(int(one.wrong.sum()) for one in self.compared)
+        unexplained = sum(one.tokens for one in self.differences if one.cause == "unexplained")
+        return wrong * (1 if self.factor == 1 else 2) + unexplained
 
-    def compared(self, answer: _Gradients) -> Compared:
-        """The loss's coefficient beside the method's."""
-        mask, ours = answer.case.batch.mask, answer.ours
-        weight = AGGREGATIONS[self.aggregation].weights(mask) * self.factor
-        # A gradient of padding is shown at the weight of the largest token.
-        theirs = answer.theirs / torch.where(weight == 0, weight.abs().max(), weight)
-        size = theirs.abs().maximum(ours.abs())
-        given = answer.case.given
-        ratio = (given["logp"] - given["logp_old"]).detach().exp()
-        least = _NOTHING * ratio.clamp(min=1) * given["advantages"].abs()
-        near = (theirs - ours).abs() <= _SAME[answer.case.dtype] * size + least
-        return Compared(answer.case, ours, theirs, (answer.comparable | ~mask) & ~near)
+
+def _compared(answer: _Gradients, weight: Tensor) -> Compared:
+    """The loss's coefficient beside the method's, if the tokens have these weights."""
+    ours, given = answer.ours, answer.case.given
+    # A gradient of padding is shown at the weight of the largest token.
+    theirs = answer.theirs / torch.where(weight == 0, weight.abs().max(), weight)
+    size = theirs.abs().maximum(ours.abs())
+    ratio = (given["logp"] - given["logp_old"]).detach().exp()
+    least = _NOTHING * ratio.clamp(min=1) * given["advantages"].abs()
+    near = (theirs - ours).abs() <= _SAME[answer.case.dtype] * size + least
+    return Compared(answer.case, ours, theirs, (answer.comparable | ~given["mask"]) & ~near)

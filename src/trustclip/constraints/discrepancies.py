@@ -178,31 +178,23 @@ def _quotients(wrong: _Wrong, among: Tensor) -> Iterator[_Explanation]:
     yield "sign", "The sign is wrong: the loss goes against the advantage", among & (q < 0)
     text = "A weight is not detached: the loss has its derivative, too"
     yield "weight", text, close(1 + wrong.logp)
-    ours, theirs = ((c / wrong.advantages).abs().log() for c in (wrong.ours, wrong.theirs))
-    for name, log_ours, log_theirs in (
-        ("sampler's weight", wrong.sampler, wrong.sampler),
-        ("sampler's weight of the sequence", wrong.sequence, wrong.sequence),
-        ("ratio", wrong.log_ratio, wrong.log_ratio),
-        ("whole coefficient", ours, theirs),
-    ):
-        for text, of in (
-            ("A cap is left out", log_theirs.exp() / q),
-            ("The loss has a further cap", log_ours.exp() * q),
-        ):
+    ours, theirs = ((c / wrong.advantages).abs() for c in (wrong.ours, wrong.theirs))
+    weights = {
+        "sampler's weight": wrong.sampler.exp(),
+        "sampler's weight of the sequence": wrong.sequence.exp(),
+        "ratio": wrong.log_ratio.exp(),
+    }
+    pairs = {name: (weight, weight) for name, weight in weights.items()}
+    for name, (own, its) in {**pairs, "whole coefficient": (ours, theirs)}.items():
+        for text, of in (("A cap is left out", its / q), ("The loss has a further cap", own * q)):
             cap = of[among].median()
             here = close(of * q / cap) & ((cap - 1).abs() > _EXPLAINED)
             yield "cap", f"{text}: that of the {name}, at {cap:.4g}", here
-    for name, log in (
-        ("sampler's weight", wrong.sampler),
-        ("sampler's weight of the sequence", wrong.sequence),
-        ("ratio", wrong.log_ratio),
-        ("method's own weight", ours - wrong.log_ratio),
-    ):
-        weight = log.exp()
+    for name, weight in {**weights, "method's own weight": ours / weights["ratio"]}.items():
         for verb, of in (("applied once too often", q), ("missing", 1 / q)):
             cap = of[among].max()  # the weight may have one
             here = among & ((of / weight.clamp(max=float(cap)) - 1).abs() < _EXPLAINED)
-            yield "weight", f"A weight is {verb}: the {name}", here & (log.abs() > 0)
+            yield "weight", f"A weight is {verb}: the {name}", here & (weight != 1)
 
 
 def _normalisers(wrong: _Wrong, q: Tensor, among: Tensor) -> Iterator[_Explanation]:

@@ -10,9 +10,6 @@ from trustclip.constraints.base import ALIASES, method_class
 #: A method as `trustclip.as_method` takes it.
 Spec = Mapping[str, Any] | str
 
-#: The hyper-parameters that ``+ penalty(...)`` takes without a name.
-_PENALTY = ("divergence", "beta")
-
 
 def spelled(spec: Spec) -> str:
     """A method's specification as one would write it.
@@ -80,12 +77,7 @@ def _value(node: ast.expr) -> Any:
         case ast.BinOp(
             left=left, op=ast.Add(), right=ast.Call(func=ast.Name(id="penalty")) as price
         ):
-            names = [*_PENALTY][: len(price.args)]
-            if len(price.args) > len(names):
-                raise _FormError
-            rest = dict(zip(names, map(_value, price.args), strict=True))
-            rest |= {one.arg: _value(one.value) for one in price.keywords if one.arg}
-            return {"name": "penalty", "inner": _value(left), **rest}
+            return _called("penalty", [left, *price.args], price.keywords)
     try:
         return ast.literal_eval(node)
     except ValueError:

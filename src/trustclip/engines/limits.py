@@ -98,7 +98,8 @@ loss; train it with trustclip.engines.trl.
             instead = _TRL if name in ENGINES["TRL"].fields else _LOOP
             why = supply.missing.get(name, f"{engine} passes none to a policy loss; {instead}")
             return f"{start} needs `{name}`, which comes from {SUPPLIERS[name]}, and {why}."
-    needy = [one.name for one in parts_of(method) if "candidates" in _own_requires(one)]
+    single = [one for one in parts_of(method) if not hasattr(one, "parts")]
+    needy = [one.name for one in single if "candidates" in one.requires]
     if supply.candidates_of_some and needy:
         return (
             f"{start} needs candidates at every token, and {engine} passes none for some "
@@ -148,11 +149,6 @@ def trains_in(method: Method) -> list[str]:
       (['TRL', 'verl', 'your loop'], ['TRL', 'your loop'])
     """
     return [name for name in ("TRL", "verl", "your loop") if refusal(method, ENGINES[name]) is None]
-
-
-def _own_requires(method: Method) -> tuple[str, ...]:
-    """Fields that a method reads itself, and not through its parts or for what it centers."""
-    return () if hasattr(method, "parts") else method.requires
 
 
 def parts_of(method: Method) -> Iterator[Method]:

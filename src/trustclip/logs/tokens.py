@@ -191,6 +191,10 @@ def _parquet(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     yield from enumerate(parquet.rows(file, [n for n in there if n in names or not whole]), 1)
 
 
+#: Tokens of a row group that we write: with all their columns within the bounds of a reader.
+_TOKENS = 1_000_000
+
+
 def write_tokens(path: Path, rows: Iterable[TokenRow]) -> None:
     """Write rows as a file of tokens, whole or not at all; JSON lines are appended.
 
@@ -209,10 +213,6 @@ def write_tokens(path: Path, rows: Iterable[TokenRow]) -> None:
     size = max(1, min(parquet.ROWS, _TOKENS // max(longest, 1)))
     pq.write_table(_table(rows), part, row_group_size=size, compression="zstd")
     part.replace(path)
-
-
-#: Tokens of a row group that we write: with all their columns within the bounds of a reader.
-_TOKENS = 1_000_000
 
 
 def _table(rows: Sequence[TokenRow]) -> Any:

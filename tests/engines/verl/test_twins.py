@@ -60,16 +60,28 @@ def gradient_of(settings: dict[str, Any], batch: tc.TokenBatch) -> Tensor:
             correction["rollout_is_threshold"],
         )
         weights = found.batch["rollout_is_weights"]
-    loss, _ = get_policy_loss_fn(config.policy_loss.loss_mode)(
-        old_log_prob=batch.logp_old,
+    given = batch.logp_old, batch.advantages, batch.mask
+    return torch.autograd.grad(loss_of(config, logp, *given, weights), logp)[0]
+
+
+def loss_of(
+    config: Any,
+    logp: Tensor,
+    logp_old: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """The loss that a configuration chooses."""
+    return get_policy_loss_fn(config.policy_loss.loss_mode)(
+        old_log_prob=logp_old,
         log_prob=logp,
-        advantages=batch.advantages,
-        response_mask=batch.mask,
+        advantages=advantages,
+        response_mask=mask,
         loss_agg_mode=config.loss_agg_mode,
         config=config,
         rollout_is_weights=weights,
-    )
-    return torch.autograd.grad(loss, logp)[0]
+    )[0]
 
 
 def aggregation(config: Any) -> str:

@@ -262,7 +262,7 @@ def test_what_a_link_on_the_disk_leads_to_is_followed():
 
 
 def test_a_seed_of_several_ranks_and_a_writer_behind_them_plays_the_same_each_time():
-    setup = setups.Setup(keep=2, every=1, background=True, mirror=True, ranks=3)
+    setup = setups.Setup(keep=2, every=1, background=True, ranks=3)
     with runs.memory_folder() as base:
         player = runs.Runs(standin.work, base, lambda _: setup)
         told = [player.play(seed) for seed in (0, 1, 2) for _ in range(2)]

@@ -111,7 +111,7 @@ TRAIN = ("transformers", "trl", "peft", "datasets", "accelerate", "math_verify",
 REPORT = ("matplotlib", "plotly", "pyarrow", "pandas")  # jinja2 comes with torch
 OTHERS = (
     "stable_baselines3", "gymnasium", "liger_kernel", "vllm", "ray", "submitit", "verl", "hydra",
-    "omegaconf", "trackio", "tensorboard", "wandb", "mlflow", "s3fs",
+    "omegaconf", "trackio", "tensorboard", "wandb", "mlflow",
 )  # fmt: skip
 #: Command line -> extra that it asks for; None for one that works.
 ANSWERS = {

@@ -142,32 +142,6 @@ def refuse_links(folder: Path) -> None:
                 )
 
 
-def check_url(url: str) -> None:
-    """Refuse a place that checkpoints cannot be sent to, before anything is computed.
-
-    Example:
-      >>> check_url("memory://checkpoints")
-      >>> check_url("checkpoints")
-      Traceback (most recent call last):
-      ...
-      ValueError: save_to must be a URL such as 's3://bucket/folder', got 'checkpoints'.
-    """
-    import fsspec
-
-    protocol, mark, rest = url.partition("://")
-    if not (protocol and mark and rest.strip("/")):
-        raise ValueError(f"save_to must be a URL such as 's3://bucket/folder', got {url!r}.")
-    if ":" in rest.partition("/")[0].rpartition("@")[0]:
-        raise ValueError(
-            "save_to names a user and a password: a recipe is no place for them. Pass them through "
-            "the environment, as the package for this protocol takes them."
-        )
-    try:
-        fsspec.get_filesystem_class(protocol)
-    except (ValueError, ImportError) as error:
-        raise ValueError(f"cannot send checkpoints to {url}: {error}") from error
-
-
 def regular_files(folder: Path, before: str = "") -> dict[str, Path]:
     """Regular files in a folder at any depth, by relative name; links are not followed.
 

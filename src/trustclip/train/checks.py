@@ -10,7 +10,6 @@ from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.check import check
 from trustclip.engines import limits
 from trustclip.support.imports import names_code
-from trustclip.support.inside import check_url
 from trustclip.support.names import nearest
 from trustclip.support.settings import Complaint
 from trustclip.train import rewarding
@@ -141,8 +140,6 @@ def _options(settings: RLStage) -> Iterator[Complaint]:
             f"{settings.max_completion_length}."
         )
         yield ("overlong_cache",), text
-    if settings.save_to is not None:
-        yield from _errors(("save_to",), lambda: check_url(settings.save_to or ""))
 
 
 def absent(settings: Any) -> Iterator[str]:

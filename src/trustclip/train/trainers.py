@@ -7,7 +7,6 @@ from trustclip.engines.settings import config_field
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
 from trustclip.engines.trl.trainer import ConstrainedGRPOTrainer
 from trustclip.engines.trl.upstream import SFTTrainer
-from trustclip.support.inside import check_url
 from trustclip.train.durable import redistribute
 from trustclip.train.durable.trainer import Durable
 from trustclip.train.settings.stages import RLStage
@@ -23,25 +22,16 @@ class DurableGRPOConfig(ConstrainedGRPOConfig):
 
     Args:
       save_async: write checkpoints while training goes on, from a copy in CPU memory.
-      save_to: URL that gets a copy of each checkpoint, ``s3://bucket/folder`` or whatever fsspec
-        reaches; a machine without checkpoints continues from there.
 
     Raises:
-      ValueError: as `ConstrainedGRPOConfig`; or ``save_to`` is no URL, or has a password.
+      ValueError: as `ConstrainedGRPOConfig`.
 
     Example:
-      >>> DurableGRPOConfig("out", save_to="s3://bucket/run", num_iterations=2,
-      ...     use_cpu=True, bf16=False).save_async
+      >>> DurableGRPOConfig("out", num_iterations=2, use_cpu=True, bf16=False).save_async
       False
     """
 
     save_async: bool = config_field("save_async", RLStage)
-    save_to: str | None = config_field("save_to", RLStage)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.save_to is not None:
-            check_url(self.save_to)
 
 
 class DurableGRPOTrainer(Durable, ConstrainedGRPOTrainer):

@@ -4,7 +4,7 @@ How a run is set up, what goes wrong in its processes, and what people do to it 
 from the seed. After every process, the last one too, the power is cut, and what is left is compared
 at once, before any other process could mend it: the newest checkpoint loads, is not older than the
 last one that the process knew to be saved, holds what an undisturbed run held at that update, and
-the rows before it are there; a copy sent elsewhere is whole; and of a process that called the run
+the rows before it are there; and of a process that called the run
 finished, every file is, byte for byte, that of a run that nothing disturbed. Then the next process
 goes on from there, or from the same disk as if its power had not been cut.
 """
@@ -34,7 +34,6 @@ from trustclip.logs.writing import run as writing
 from trustclip.support.jsonl import read_jsonl
 from trustclip.support.names import TrainingError
 from trustclip.train.durable import store as stores_of_checkpoints
-from trustclip.train.durable.mirror import Mirror
 from trustclip.train.durable.saving import Saver
 from trustclip.train.durable.store import CheckpointStore
 
@@ -169,7 +168,7 @@ class Runs:
         foreign: bool = False,
     ) -> None:
         self._work, self._setups, self._other, self._foreign = work, setups, other, foreign
-        self._root, self._mirror, self._outside = base / "disk", base / "mirror", base / "outside"
+        self._root, self._outside = base / "disk", base / "outside"
         self._run = self._root / "run"
         self.counts: Counter[str] = Counter()
         self._wholes: dict[int, dict[str, bytes]] = {}
@@ -195,7 +194,7 @@ class Runs:
         return plan.count
 
     def _new(self, dice: random.Random, setup: Setup) -> Game:
-        for folder in (self._root, self._mirror, self._outside / "folder"):
+        for folder in (self._root, self._outside / "folder"):
             emptied(folder)
         for name, content in OUTSIDE.items():
             (self._outside / name).write_bytes(content)
@@ -294,9 +293,6 @@ class Runs:
         for name, content in OUTSIDE.items():
             if (self._outside / name).read_bytes() != content:
                 raise game.lost(f"{name}, which is not of the run, was changed")
-        for checkpoint in self._mirror.glob("step-*"):
-            if wrong := copy_broken(checkpoint):
-                raise game.lost(f"{wrong}, in the copy of {checkpoint.name},")
         if finished and (wrong := difference(found, game.whole)):
             raise game.lost(f"{wrong}, of a finished run,")
 
@@ -398,15 +394,14 @@ def files(run: Path) -> dict[str, Any]:
     }
 
 
-def rows_lost(checkpoint: Path, rows: Path, *, exactly: bool = False) -> str:
+def rows_lost(checkpoint: Path, rows: Path) -> str:
     """The first file of rows that is not what a checkpoint counts on; nothing when all are."""
     holders = [
         path for name in ("shared", "state") if (path := checkpoint / f"{name}.json").exists()
     ]
     for name, extent in json.loads(holders[0].read_text())["cursor"].items() if holders else ():
         content = (rows / name).read_bytes() if (rows / name).is_file() else b""
-        counted = content if exactly else content[: extent["bytes"]]
-        if hashlib.sha256(counted).hexdigest() != extent["sha256"]:
+        if hashlib.sha256(content[: extent["bytes"]]).hexdigest() != extent["sha256"]:
             return f"{name} is not what it was"
     return ""
 
@@ -420,18 +415,6 @@ def not_saved(run: Path) -> str:
     return f"update {made} was made, {saved} is saved" if saved < made else ""
 
 
-def copy_broken(checkpoint: Path) -> str:
-    """What is wrong with a copy that counts as complete; nothing if it is whole, or does not."""
-    manifest = checkpoint / stores_of_checkpoints.MANIFEST
-    if not manifest.exists():
-        return ""
-    for name, entry in json.loads(manifest.read_text())["files"].items():
-        content = (checkpoint / name).read_bytes() if (checkpoint / name).is_file() else b""
-        if hashlib.sha256(content).hexdigest() != entry["sha256"]:
-            return f"{name} is not what was sent"
-    return rows_lost(checkpoint, checkpoint / "journal", exactly=True)
-
-
 @contextmanager
 def noted(game: Game, world: World, plan: Plan) -> Iterator[None]:
     """Note every checkpoint that is committed, and look at which are kept.
@@ -439,8 +422,8 @@ def noted(game: Game, world: World, plan: Plan) -> Iterator[None]:
     Raises:
       LostError: at the end, where the process has ended well: one that was begun is not there.
     """
-    begun, commit, save, send = list[int](), CheckpointStore.commit, Saver.save, Mirror.send
-    committed, sent = list[int](), list[str]()
+    begun, commit, save = list[int](), CheckpointStore.commit, Saver.save
+    committed = list[int]()
 
     def noting(store: CheckpointStore, step: int, *rest: Any) -> Path:
         with world.outside():
@@ -459,20 +442,13 @@ def noted(game: Game, world: World, plan: Plan) -> Iterator[None]:
         begun.append(step)
         save(saver, step, fill)
 
-    def sending(mirror: Mirror, checkpoint: Path, *rest: Any) -> None:
-        send(mirror, checkpoint, *rest)
-        sent.append(checkpoint.name)
-
     with (
         mock.patch.object(CheckpointStore, "commit", noting),
         mock.patch.object(Saver, "save", saving),
-        mock.patch.object(Mirror, "send", sending),
     ):
         yield
     if missing := {*begun} - {*committed}:
         raise LostError(f"saving step {min(missing)} failed, and nobody was told")
-    if game.setup.mirror and committed and (not sent or sent[-1] != f"step-{committed[-1]:06d}"):
-        raise LostError("the newest checkpoint was not sent")
 
 
 @contextmanager

@@ -15,14 +15,12 @@ class Setup(NamedTuple):
       keep: how many checkpoints, None for all.
       every: updates between two checkpoints; 0 saves only where the run is asked to stop.
       background: whether they are written while training goes on.
-      mirror: whether copies are sent elsewhere.
       ranks: number of processes of the job.
     """
 
     keep: int | None = 2
     every: int = 2
     background: bool = False
-    mirror: bool = False
     ranks: int = 1
 
 
@@ -37,7 +35,6 @@ def any_setup(dice: random.Random) -> Setup:
     """For trainers."""
     return store_setup(dice)._replace(
         background=dice.random() < 0.3,
-        mirror=dice.random() < 0.3,
         ranks=dice.choice((1, 1, 1, 2, 3)),
     )
 

@@ -154,12 +154,11 @@ class StandIn(Durable, Loop):
       run: its directory.
       setup: of the run.
       seed: of the data's order; another one is another training.
-      mirror: URL of the copies.
     """
 
     is_fsdp_enabled = is_deepspeed_enabled = False
 
-    def __init__(self, run: RunDirectory, setup: Setup, seed: int, mirror: str) -> None:
+    def __init__(self, run: RunDirectory, setup: Setup, seed: int) -> None:
         rank = lock.rank()
         torch.manual_seed(0)
         self.model = Model()  # type: ignore[assignment]
@@ -171,7 +170,7 @@ class StandIn(Durable, Loop):
             ddp_timeout=10, process_index=rank, train_sampling_strategy="random",
             per_device_train_batch_size=BATCH, gradient_accumulation_steps=1,
             accelerator_config=SimpleNamespace(use_seedable_sampler=True),
-            save_async=setup.background, save_to=mirror if setup.mirror else None,
+            save_async=setup.background,
         )  # fmt: skip
         self.train_dataset = range(EPOCH * BATCH)  # type: ignore[assignment]
         self.accelerator = SimpleNamespace(
@@ -245,7 +244,7 @@ def work(folder: Path, setup: Setup, seed: int = 0) -> bool:
             return True
         run.problems(Problem(str(i), "What is 1 + 1?", "2") for i in range(3))
         run.start_over()
-        trainer = StandIn(run, setup, seed, f"file://{folder.parent.parent}/mirror")
+        trainer = StandIn(run, setup, seed)
         trainer.add_callback(FirstCompletions(run, console, trainer))
         if not trainer.train_durably():
             return False

@@ -7,7 +7,7 @@ import yaml
 from synthetic_runs import make_run
 
 from malicious.artefacts import CONTROLS, FORMULA, SCRIPT, SECRET, artefact
-from malicious.code import EVIL, IMPORTS, evaluation, recipe
+from malicious.code import EVIL, IMPORTS, evaluation
 from malicious.text import SPEC
 
 ROOT = Path(__file__).parents[3]
@@ -46,21 +46,6 @@ def server_whose_address_controls_the_terminal(folder):
 @artefact(2, "holds a space or a control character")
 def server_whose_address_adds_a_header(folder):
     return served(folder, "http://evil.example/v1\r\nX-Injected: yes")
-
-
-@artefact(2, "save_to", "a password")
-def folder_of_checkpoints_with_a_password(folder):
-    return ["run", recipe(folder, save_to=f"s3://me:{SECRET}@evil.example/b")]
-
-
-@artefact(2, "save_to must be a URL")
-def folder_of_checkpoints_that_controls_the_terminal(folder):
-    return ["run", recipe(folder, save_to=CONTROLS)]
-
-
-@artefact(2, "rotocol")
-def folder_of_checkpoints_of_an_unknown_protocol(folder):
-    return ["run", recipe(folder, save_to=f"{EVIL}://host/folder")]
 
 
 @artefact(2, "no file https:/evil.example/data.jsonl")

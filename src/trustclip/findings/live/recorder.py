@@ -36,7 +36,6 @@ _NEUTRAL = {
     "logging_steps": "how often metrics are written; nothing is trained on them",
     "save_total_limit": "how many checkpoints are kept",
     "save_async": "whether training waits for a checkpoint",
-    "save_to": "where checkpoints are copied to",
     "server_url": "where the server is; what it samples from, `server` says",
     "shadows": "methods that only watch; the training is the same to the last bit",
 }

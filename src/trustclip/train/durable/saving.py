@@ -16,7 +16,6 @@ from torch import Tensor
 
 from trustclip.support.flush import Listed, manifest_entries
 from trustclip.train.durable import shards, states
-from trustclip.train.durable.mirror import Mirror
 from trustclip.train.durable.ranks import Ranks
 from trustclip.train.durable.store import CheckpointStore
 
@@ -84,7 +83,6 @@ class Saver:
     #: Return when the state has been copied into memory, and write it in a thread. The next
     #: checkpoint, and `settle`, wait for it; until it is complete the previous one is the newest.
     background: bool = False
-    mirror: Mirror | None = None  # gets a copy of each complete checkpoint
     timeout: float = 1800  # seconds that a rank waits for another one in the background
     bytes_held: int = field(default=0, init=False)  # of the copy that is being written
     _background_ranks: Ranks | None = field(default=None, init=False)
@@ -156,9 +154,6 @@ class Saver:
             if ranks.first:
                 store.abort(step)
             raise
-        if self.mirror is not None:
-            mirror = self.mirror
-            ranks.together(lambda: mirror.send(store.path(step), store.keep))
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -33,7 +33,6 @@ from trustclip.support.stops import on_request, say_at_once
 from trustclip.train.durable import schemas, states, weights
 from trustclip.train.durable.exactness import check_identity, check_settings, identity
 from trustclip.train.durable.layouts import layout_of
-from trustclip.train.durable.mirror import Mirror
 from trustclip.train.durable.ranks import Interrupted, Ranks, leave_if_lost, roll_call
 from trustclip.train.durable.rollback import Mark
 from trustclip.train.durable.saving import Content, Saver
@@ -45,10 +44,8 @@ _STATE = "trainer_state.json"
 class Journal(Protocol):
     """Append-only files of a run, cut back when it continues from a checkpoint.
 
-    To be sent along with checkpoints, it must have a ``path``: of the folder that its files' names
-    in the cursor are relative to; it may have ``place``: their paths by name, where others are
-    refused. Where `cursor` takes time, a ``mark()`` returns at once what `rewind` takes as well: it
-    is called after every update.
+    Where `cursor` takes time, a ``mark()`` returns at once what `rewind` takes as well: it is
+    called after every update.
     """
 
     def cursor(self) -> dict[str, Any]:
@@ -83,8 +80,6 @@ class Durable(Trainer):
     journal: Journal | None = None
     #: Write checkpoints while training goes on; they cost a copy of the state in CPU memory.
     save_async: bool = False
-    #: URL of a folder that gets a copy of each checkpoint, ``s3://...`` or whatever fsspec reaches.
-    save_to: str | None = None
     #: True after a signal has ended `train_durably`, with everything saved.
     stopped_early: bool = False
     #: What is under way and is abandoned by a stop, which returns to the state before it.
@@ -103,9 +98,7 @@ class Durable(Trainer):
         self._ranks = Ranks(accelerator.process_index, accelerator.num_processes)
         self._saver = Saver(self._store, self._ranks)
         self._identity: dict[str, Any] = {}  # of this training, taken before its model is wrapped
-        self._mirror: Mirror | None = None
         self.save_async = getattr(self.args, "save_async", self.save_async)
-        self.save_to = getattr(self.args, "save_to", self.save_to)
         self._saved_step: int | None = None  # step whose checkpoint is known to be good
         self._rest: dict[str, Any] = {}  # of a checkpoint, to restore when training has begun
         self._listening = self._terminated = False
@@ -179,18 +172,8 @@ class Durable(Trainer):
 
     def _prepare_saving(self) -> None:
         self._identity = identity(self)
-        if url := self.save_to:
-            rows = getattr(self.journal, "path", None)
-            if self.journal is not None and rows is None:
-                raise ValueError("save_to needs a journal with a `path`, to send its files along.")
-            place = getattr(self.journal, "place", None)
-            self._mirror = self._ranks.together(lambda: Mirror(url, rows, place))
         self._saver = Saver(
-            self._store,
-            self._ranks,
-            background=self.save_async,
-            mirror=self._mirror,
-            timeout=self.args.ddp_timeout,
+            self._store, self._ranks, background=self.save_async, timeout=self.args.ddp_timeout
         )
 
     @contextlib.contextmanager
@@ -206,8 +189,6 @@ class Durable(Trainer):
     def _newest(self) -> Path | None:
         self._store.clean()
         newest = self._store.newest()
-        if newest is None and self._mirror is not None:
-            newest = self._mirror.fetch(self._store)
         self._store.origin(self._cursor)
         return newest
 

@@ -339,8 +339,6 @@ class RLStage(Training, EngineSettings, Rewarded):
         False
     )
     """Write checkpoints while training goes on, from a copy of the state in CPU memory."""
-    save_to: ToEngine[Annotated[str | None, Neutral("where checkpoints are copied to")]] = None
-    """URL to which each checkpoint is copied (s3://bucket/folder); see docs/distributed.md."""
     tokens_every: Annotated[
         Whole, Neutral("how often tokens are recorded; nothing is trained on them")
     ] = 10

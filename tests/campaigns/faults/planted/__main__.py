@@ -20,7 +20,7 @@ SPARED = 1
 #: What every campaign imports: once, before the processes part that each import another library.
 HEAVY = (
     "torch", "transformers.trainer", "datasets", "pyarrow.parquet", "safetensors.torch", "pytest",
-    "rich.console", "scipy.stats", "accelerate", "fsspec.implementations.local", "yaml",
+    "rich.console", "scipy.stats", "accelerate", "yaml",
     "torch.distributed.checkpoint.hf_storage", "torch.distributed.tensor",
 )  # fmt: skip
 

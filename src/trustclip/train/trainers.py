@@ -7,7 +7,6 @@ from trustclip.engines.settings import config_field
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
 from trustclip.engines.trl.trainer import ConstrainedGRPOTrainer
 from trustclip.engines.trl.upstream import SFTTrainer
-from trustclip.train.durable import redistribute
 from trustclip.train.durable.trainer import Durable
 from trustclip.train.settings.stages import RLStage
 
@@ -47,12 +46,3 @@ class DurableGRPOTrainer(Durable, ConstrainedGRPOTrainer):
     def _restore(self, progress: dict[str, Any]) -> None:
         super()._restore(progress)
         self.restore(progress)
-
-    def _redistributed(self, stored: list[dict[str, Any]]) -> dict[str, Any]:
-        own, ranks = super()._redistributed(stored), self._ranks
-        buffered = [each["carried"]["_buffered_inputs"] for each in stored]
-        filler = self.processing_class.pad_token_id or 0
-        micro_batches = redistribute.respread(buffered, ranks.rank, ranks.world, filler)
-        carried = {**own["carried"], "_buffered_inputs": micro_batches}
-        windows = redistribute.summed([each["windows"] for each in stored], ranks.rank)
-        return {**own, "carried": carried, "windows": windows}

@@ -373,7 +373,7 @@ def test_two_ranks_continue_exactly_and_refuse_to_be_one(tmp_path):
     assert told["stopped"] == [True, True]
     assert "disk full" in told["failure"][1] and "rank 1" in told["failure"][0]
     settings = {**ATR, **schedule(2, 2, 1), "per_device_train_batch_size": 4}
-    with pytest.raises(ValueError, match="processes was 2 and is 1"):
+    with pytest.raises(ValueError, match="by 2 ranks and this job has 1"):
         grpo(tmp_path / "whole", **settings).train_durably()
 
 

@@ -1,4 +1,4 @@
-"""Weights sharded over ranks: exact continuation, other numbers of ranks, ranks that fail."""
+"""Weights sharded over ranks: exact continuation, ranks that fail."""
 
 import json
 import shutil
@@ -76,36 +76,6 @@ def two(two_of) -> tuple[Path, dict]:
     return two_of("fsdp2")
 
 
-@pytest.mark.parametrize(
-    ("before", "ranks", "kind"),
-    [
-        ("fsdp2", 4, "fsdp2"),
-        ("fsdp2", 1, "ddp"),
-        ("fsdp2+lora", 4, "fsdp2+lora"),
-        ("fsdp2+lora", 1, "ddp+lora"),
-    ],
-)
-def test_another_number_of_ranks_takes_the_same_updates(tmp_path, two_of, before, ranks, kind):
-    """Of the generation in training; the next one is sampled from other random numbers."""
-    folder, whole = two_of(before)
-    other = moved(folder, tmp_path / "moved", 3)
-    told = told_by("train", other, kind, ranks=ranks)
-    assert told["world"] == ranks
-    words = f"was written by 2 ranks and continues on {ranks}: the order of the data"
-    assert any(words in text for text in told["warned"]) == (ranks != 2)
-    assert told["norms"][:3] == whole["norms"][:3]
-    assert told["norms"][3] == pytest.approx(whole["norms"][3], rel=1e-5)
-    rows = [
-        [json.loads(line) for line in (run / "rows" / "samples.jsonl").read_text().splitlines()]
-        for run in (folder, other)
-    ]
-    # The file has those of the first rank: the first prompts of each generation.
-    prompts = [
-        [row["prompt"] for row in rows_ if row["step"] == 4 and row["index"] < 2] for rows_ in rows
-    ]
-    assert prompts[0] == prompts[1] != []
-
-
 def test_only_the_adapters_are_stored_of_a_model_that_keeps_its_weights(two_of):
     from safetensors.torch import load_file
 
@@ -159,11 +129,19 @@ def test_a_whole_run_ends_with_a_model_that_transformers_loads(two):
     assert torch.equal(saved[name], joined)
 
 
-def test_more_completions_a_pass_are_another_training(tmp_path, two):
+@pytest.mark.parametrize(
+    ("ranks", "changes", "words"),
+    [
+        (1, "{}", "was written by 2 ranks and this job has 1: start it again with 2."),
+        (2, '{"per_device_train_batch_size": 8}', "per_device_train_batch_size was 4 and is 8"),
+    ],
+)
+def test_other_ranks_or_completions_a_pass_are_another_training(
+    tmp_path, two, ranks, changes, words
+):
     other = moved(two[0], tmp_path / "moved", 3)
-    ended = launched("train", other, "fsdp2", '{"per_device_train_batch_size": 8}', ranks=2)
-    assert ended.code == 1
-    assert "per_device_train_batch_size was 4 and is 8" in ended.output
+    ended = launched("train", other, "fsdp2", changes, ranks=ranks)
+    assert ended.code == 1 and words in " ".join(ended.output.split())
 
 
 def test_a_rank_without_room_leaves_the_last_checkpoint_on_all(tmp_path, two):

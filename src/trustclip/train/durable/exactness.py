@@ -1,6 +1,5 @@
 """Conditions under which training continues exactly: required settings, unchanged inputs."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +59,14 @@ def identity(trainer: Any) -> dict[str, Any]:
     }
 
 
-def check_identity(own: dict[str, Any], checkpoint: Path) -> int:
-    """Compare settings, data and base model with those of a checkpoint.
-
-    Another number of processes, which is returned, may have written it, where they take as many
-    examples a pass together.
-    """
+def check_identity(own: dict[str, Any], checkpoint: Path) -> None:
+    """Refuse a checkpoint of other settings, data or base model, or of another number of ranks."""
     stored: dict[str, Any] = {**states.shared(checkpoint)["identity"]}
-    if _examples_per_pass(stored) == _examples_per_pass(own):
-        own = {**own, **{name: stored[name] for name in _SPREAD}}
+    if stored["processes"] != own["processes"]:
+        raise ValueError(
+            f"{checkpoint} was written by {stored['processes']} ranks and this job has "
+            f"{own['processes']}: start it again with {stored['processes']}."
+        )
     changed = [
         f"{name} was {stored.get(name)!r} and is {own.get(name)!r}"
         for name in sorted({**stored, **own})
@@ -76,12 +74,3 @@ def check_identity(own: dict[str, Any], checkpoint: Path) -> int:
     ]
     if changed:
         raise ValueError(f"{checkpoint} cannot be continued: {', '.join(changed)}.")
-    return stored["processes"]
-
-
-#: Settings of which only the product counts.
-_SPREAD = ("processes", "per_device_train_batch_size")
-
-
-def _examples_per_pass(identity: dict[str, Any]) -> int:
-    return math.prod(identity[name] for name in _SPREAD)

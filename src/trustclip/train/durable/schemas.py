@@ -27,7 +27,6 @@ class _Extent(TypedDict):
 class _Identity(TypedDict):
     __pydantic_config__ = OPEN  # type: ignore[misc]
     processes: Count
-    per_device_train_batch_size: Count
 
 
 class Shared(TypedDict):

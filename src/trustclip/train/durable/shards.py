@@ -1,4 +1,4 @@
-"""Tensors that several ranks hold in parts: saved by each rank, read back by any number of ranks.
+"""Tensors that several ranks hold in parts: saved and read back by each rank.
 
 `torch.distributed.checkpoint` plans who writes and who reads what; its storage for safetensors
 files keeps pickles out. A rank holds its part as a `DTensor` (FSDP2, tensor parallelism), or a
@@ -65,7 +65,7 @@ def save(folder: Path, tensors: Mapping[str, Tensor], group: Any = None) -> None
 
 
 def load(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Fill tensors in place from the files that `save` wrote, however many ranks wrote them."""
+    """Fill tensors in place from the files that `save` wrote."""
     reader = HuggingFaceStorageReader(str(folder / SHARDS))
     try:
         load_planned(dict(tensors), storage_reader=reader)

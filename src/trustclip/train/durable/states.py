@@ -167,17 +167,3 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available() and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"])
-
-
-def reseed(state: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """A `random_state` derived from another one: the same for the same number, else independent."""
-    before = random_state()
-    try:
-        set_random_state(state)
-        seed = int(torch.randint(2**31, (1,)).item()) + number
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
-        return random_state()
-    finally:
-        set_random_state(before)

@@ -151,7 +151,7 @@ class Durable(Trainer):
                 self._prepare_saving()
                 newest = self._ranks.together(self._newest)
                 if newest is not None:
-                    self._check_same_run(newest)
+                    self._ranks.together(lambda: check_identity(self._identity, newest))
                     self._ranks.everyone(lambda: self._read(newest))  # before rows are cut
                 self._ranks.together(lambda: self._rewind(newest))
                 if newest is None:
@@ -191,18 +191,6 @@ class Durable(Trainer):
         newest = self._store.newest()
         self._store.origin(self._cursor)
         return newest
-
-    def _check_same_run(self, newest: Path) -> None:
-        """Refuse a checkpoint of another training; warn of what another number of ranks changes."""
-        count = self._ranks.together(lambda: check_identity(self._identity, newest))
-        if count != self._ranks.world and self._ranks.first:
-            warnings.warn(
-                f"{newest} was written by {count} ranks and continues on {self._ranks.world}: the "
-                "order of the data and the generation in training stay the same; sums over ranks "
-                "are rounded in another order, so the last digits differ, and later completions "
-                "are sampled from other random numbers.",
-                stacklevel=3,
-            )
 
     def _cursor(self) -> dict[str, Any]:
         return {} if self.journal is None else self.journal.cursor()
@@ -365,31 +353,10 @@ class Durable(Trainer):
         names = {field.name for field in dataclasses.fields(TrainerState)}
         for name in sorted(state.keys() - names):
             raise ValueError(f"{folder}/{_STATE}: {name!r} is none of the names in it.")
-        self._rest = self._of_this_rank(folder)
-
-    def _of_this_rank(self, folder: Path) -> dict[str, Any]:
-        """This rank's stored `_own_state`, or one made of those of another number of ranks."""
-        ranks = self._ranks
-        writers = len(list(folder.glob("rank-*.json")))
-        if writers == ranks.world:
-            return self._of_rank(folder, ranks.rank)
-        stored = [self._of_rank(folder, rank) for rank in range(writers)]
-        own = stored[ranks.rank % writers]
-        if ranks.rank >= writers:  # additional ranks get random numbers of their own
-            own["random"] = states.reseed(own["random"], ranks.rank)
-        own["loop"]["loss"] = torch.stack([each["loop"]["loss"] for each in stored]).mean(0)
-        own["progress"] = self._redistributed([each["progress"] for each in stored])
-        return own
-
-    def _of_rank(self, folder: Path, rank: int) -> dict[str, Any]:
-        state = states.load(folder, f"rank-{rank}", self.accelerator.device)
+        rank = self._ranks.rank
+        self._rest = states.load(folder, f"rank-{rank}", self.accelerator.device)
         kind = schemas.rank_of(self._in_progress, self._carried)
-        conform(state, kind, f"{folder}/rank-{rank}.json")
-        return state
-
-    def _redistributed(self, stored: list[dict[str, Any]]) -> dict[str, Any]:
-        """The `_progress` of this rank, from that of another number of ranks."""
-        return stored[self._ranks.rank % len(stored)]
+        conform(self._rest, kind, f"{folder}/rank-{rank}.json")
 
     def _restore(self, progress: dict[str, Any]) -> None:
         vars(self).update(progress["carried"])

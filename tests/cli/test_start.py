@@ -156,24 +156,15 @@ def test_a_recipe_with_a_reward_of_ones_own_scores_by_it_and_its_commands_run(he
 
 
 def test_what_is_missing_is_asked_for(here, capsys, monkeypatch):
-    answers = iter(["tiny", "sums.jsonl", "text", "label"])
+    answers = iter(["tiny", "word-sums"])
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda: next(answers))
     assert main(["init"]) == 0
-    out = capsys.readouterr().out
-    assert "Which column holds the problem? There are: text, label." in out
-    assert checked(Path("recipe.yaml")).rl.columns == {"problem": "text", "answer": "label"}
+    recipe = checked(Path("recipe.yaml"))
+    assert (recipe.model, recipe.rl.dataset) == ("tiny", "word-sums")
 
 
-def test_a_dry_run_of_each_stage_says_what_it_would_do_and_writes_nothing(here, capsys):
-    assert main(["sft", "--preset", "tiny", "--max-length", "20", "--dry-run"]) == 0
-    out = capsys.readouterr().out
-    assert "40 updates of 32 solutions: 0.5 passes over the solutions" in out
-    assert "lose their ends" in out and "an example, style plain:\n  | " in out
-    assert main(["eval", "--preset", "tiny", "--model", "tiny", "--dry-run"]) == 0
-    out = capsys.readouterr().out
-    assert "arithmetic: 32 problems\n256 completions, 8 of each of 32 problems" in out
-    assert "a prompt, style plain:\n  | " in out
+def test_a_dry_run_of_rl_says_what_it_would_do_and_writes_nothing(here, capsys):
     assert main(["rl", "--preset", "tiny", "--dry-run", "--max-steps", "8"]) == 0
     out = capsys.readouterr().out
     assert "updates       8, 4 per generation" in out and "a prompt, style plain:" in out

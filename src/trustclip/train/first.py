@@ -14,11 +14,8 @@ from trustclip.train.data import check_data, training_problems
 from trustclip.train.evaluation.measures import Measures
 from trustclip.train.models import load_tokenizer
 from trustclip.train.problems.files import format_of
-from trustclip.train.problems.generated import GENERATED
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import completion, messages, right_completion, tokens_of
-from trustclip.train.problems.rows import map_columns
-from trustclip.train.problems.sources import open_source
 from trustclip.train.problems.verify.chosen import CORRECT, RewardError
 from trustclip.train.settings.stages import InitSettings, RLStage
 
@@ -41,21 +38,6 @@ class Sizes:
     def completion(self) -> int:
         """Room for a completion: twice the longest solution, a multiple of 8."""
         return -(-2 * self.answer // 8) * 8 or LENGTH
-
-
-def missing_parts(dataset: str, columns: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Parts of a problem that a data set's first row does not show, and the columns that it has.
-
-    ``columns`` are the names given so far, by part; generated problems lack nothing.
-    """
-    if dataset in GENERATED:
-        return [], []
-    *_, rules, rows = open_source(dataset, "train")
-    row = next((row for _, row, _ in rows if isinstance(row, Mapping)), {})
-    fields = map_columns(rules.fields, columns)
-    parts = {"problem": fields.problem, "answer": (*fields.answer, *fields.solution)}
-    exists = {part: any(n.partition(".")[0] in row for n in names) for part, names in parts.items()}
-    return [part for part, is_present in exists.items() if not is_present], list(row)
 
 
 def write_recipe(settings: InitSettings) -> Path:

@@ -22,24 +22,12 @@ _CONVERSION = 1
 def gguf_of(name: str) -> Path | None:
     """The GGUF file that a model's name refers to; None if it refers to something else.
 
-    The name is that of a ``.gguf`` file, of a folder that holds one and no ``config.json``, or one
-    of `PRETRAINED` whose package is installed.
-
-    Raises:
-      ValueError: a folder holds several.
+    The name is that of a ``.gguf`` file, or one of `PRETRAINED` whose package is installed.
     """
     path = Path(name)
     if name in PRETRAINED and not path.is_dir():
         return PRETRAINED[name].file
-    if path.suffix.lower() == ".gguf":
-        return path
-    files = sorted(path.glob("*.gguf")) if not (path / "config.json").is_file() else []
-    if len(files) > 1:
-        raise ValueError(
-            f"the folder {name!r} holds several GGUF files, name one of them: "
-            f"{', '.join(file.name for file in files)}."
-        )
-    return files[0] if files else None
+    return path if path.suffix.lower() == ".gguf" else None
 
 
 def check_gguf(path: Path) -> None:

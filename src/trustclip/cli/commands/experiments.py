@@ -26,8 +26,7 @@ examples:
   trustclip demo
   trustclip demo --method clip_higher --method.high 0.3 --seed 3""",
     "sft": """\
---preset tiny sets everything for a small model and generated problems, seconds on a CPU;
---dry-run says what would be done and loads no model.
+--preset tiny sets everything for a small model and generated problems, seconds on a CPU.
 
 examples:
   trustclip sft --preset tiny
@@ -43,8 +42,7 @@ examples:
   trustclip rl --model Qwen/Qwen3-1.7B --dataset problems.jsonl --output-dir runs/rl
   trustclip rl ... --reward rewards.py:polite --columns.prompt question""",
     "eval": """\
---preset tiny sets everything for a small model and generated problems, seconds on a CPU;
---dry-run says what would be done and loads no model.
+--preset tiny sets everything for a small model and generated problems, seconds on a CPU.
 
 --grade RUN|FILE [--style STYLE] [--out FILE] grades stored answers again instead: those of a
 run's samples.jsonl, or of a CSV file with the columns answer and gold.
@@ -96,7 +94,14 @@ def sft(argv: Sequence[str]) -> int:
 
 
 def rl(argv: Sequence[str]) -> int:
-    return _stage(RLSettings, argv, "rl")
+    rest, dry = _dry(argv)
+    if not dry:
+        return _stage(RLSettings, argv, "rl")
+    options = settings(RLSettings, rest, "rl", EXAMPLES["rl"])
+    be_quiet()
+    from trustclip.train.preflight.dry_run import dry_rl
+
+    return dry_rl(options, Terminal())
 
 
 def evaluate(argv: Sequence[str]) -> int:
@@ -117,13 +122,10 @@ _RUNS = {
 
 
 def _stage(cls: type, argv: Sequence[str], name: str) -> int:
-    """Run a stage, or say what it would do where ``--dry-run`` asks for it."""
-    rest, dry = _dry(argv)
-    options = settings(cls, rest, name, EXAMPLES[name])
+    options = settings(cls, argv, name, EXAMPLES[name])
     be_quiet()
-    place = f"trustclip.train.preflight.dry_run:dry_{name}" if dry else _RUNS[name]
-    result = pkgutil.resolve_name(place)(options, Terminal())
-    return result if dry else 0
+    pkgutil.resolve_name(_RUNS[name])(options, Terminal())
+    return 0
 
 
 def _dry(argv: Sequence[str]) -> tuple[list[str], bool]:

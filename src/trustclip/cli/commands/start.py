@@ -1,10 +1,9 @@
 """Commands before training: look at a model's completions, write a first recipe."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from trustclip.cli.arguments import changes_of
 from trustclip.cli.commands.experiments import be_quiet, settings
@@ -60,11 +59,11 @@ def init(argv: Sequence[str]) -> int:
     be_quiet()
     from trustclip.train.checks import refuse
     from trustclip.train.files import load_recipe
-    from trustclip.train.first import missing_parts, next_commands, write_recipe
+    from trustclip.train.first import next_commands, write_recipe
     from trustclip.train.preflight.dry_run import dry_run
 
     if sys.stdin.isatty():
-        options = _ask_missing(options, missing_parts)
+        options = _ask_missing(options)
     missing = [f"--{name}" for name in ("model", "dataset") if getattr(options, name) is None]
     if missing:
         raise ValueError(
@@ -81,23 +80,18 @@ def init(argv: Sequence[str]) -> int:
     return 0
 
 
-def _ask_missing(options: InitSettings, missing_parts: Callable[..., Any]) -> InitSettings:
+def _ask_missing(options: InitSettings) -> InitSettings:
     if options.model is None:
         say("Which model? A folder, a hub id owner/name, a GGUF file, smollm2 or tiny.")
         options = replace(options, model=_ask("model", "smollm2"))
     if options.dataset is None:
         say("Which problems? A file (.jsonl, .json, .csv, .parquet), a hub id, gsm8k, word-sums.")
         options = replace(options, dataset=_ask("data", "word-sums"))
-    parts, columns = missing_parts(options.dataset, options.columns)
-    for part in parts:
-        say(f"Which column holds the {part}? There are: {', '.join(map(str, columns))}.")
-        names = {**options.columns, part: _ask(f"column of the {part}", "")}
-        options = replace(options, columns=names)
     return options
 
 
 def _ask(what: str, default: str) -> str:
-    say(f"{what}{f' [{default}]' if default else ''}: ", end="", flush=True)
+    say(f"{what} [{default}]: ", end="", flush=True)
     try:
         return input().strip() or default
     except EOFError:

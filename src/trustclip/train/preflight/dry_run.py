@@ -13,8 +13,8 @@ from rich.text import Text
 from trustclip.constraints.base import Trait
 from trustclip.support.lock import world
 from trustclip.support.marks import fields_of
-from trustclip.support.terminal import announce, quote, warn
-from trustclip.train.checks import absent, refuse
+from trustclip.support.terminal import announce, quote
+from trustclip.train.checks import absent
 from trustclip.train.data import (
     differences,
     few_tests,
@@ -22,23 +22,18 @@ from trustclip.train.data import (
     short_enough,
     show,
     tell_overlap,
-    test_problems,
-    training_data,
-    unlike,
 )
 from trustclip.train.evaluation.measures import Measures
 from trustclip.train.models import check_context
 from trustclip.train.preflight.longest import longest, model_shape, run_longest
 from trustclip.train.problems.problem import Problem
-from trustclip.train.problems.prompts import completion, messages, rendered, right_completion
+from trustclip.train.problems.prompts import messages, rendered, right_completion
 from trustclip.train.rewarding import Rewards
 from trustclip.train.services import answers, check_sampling, incapable, no_answer, vllm_server
 from trustclip.train.settings.stages import (
-    EvalSettings,
     Recipe,
     RLSettings,
     RLStage,
-    SFTSettings,
     SFTStage,
 )
 
@@ -211,63 +206,3 @@ def dry_rl(settings: RLSettings, console: Console) -> int:
     stage = RLStage(**{name: getattr(settings, name) for name in fields_of(RLStage)})
     place = {n: getattr(settings, n) for n in ("model", "output_dir", "seed", "dtype")}
     return dry_run(Recipe(name=Path(settings.output_dir).name, rl=stage, **place), console)
-
-
-def dry_sft(settings: SFTSettings, console: Console) -> int:
-    """`trustclip sft ... --dry-run`: number and length of the solutions, updates, an example."""
-    from trustclip.train.sft import format_examples, updates
-
-    refuse(settings)
-    problems, overlap = training_data(settings, None)
-    tell_overlap(console, overlap)
-    show(console, unlike(settings.model, settings.style))
-    _, tokenizer = model_shape(settings.model, settings.style)
-    problems = format_examples(problems, tokenizer, settings)
-    texts = [
-        rendered(tokenizer, problem.problem, settings.style) + completion(problem, settings.style)
-        for problem in problems
-    ]
-    lengths = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) + 1 for text in texts]
-    batch = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
-    steps = updates(settings, len(problems))
-    passes = steps * batch / len(problems)
-    announce(
-        console, f"sft: {settings.model} on {len(problems)} solutions, in {settings.output_dir}"
-    )
-    announce(
-        console, f"{steps} updates of {batch} solutions: {passes:.3g} passes over the solutions"
-    )
-    longest = max(lengths)
-    announce(console, f"longest solution with its prompt: {longest} tokens")
-    if cut := sum(length > settings.max_length for length in lengths):
-        warn(
-            console,
-            f"warning: {cut} of {len(lengths)} are longer than max_length = "
-            f"{settings.max_length} and lose their ends, where the answers are.",
-        )
-    announce(console, f"an example, style {settings.style.name}:")
-    quote(console, texts[0])
-    return 0
-
-
-def dry_eval(settings: EvalSettings, console: Console) -> int:
-    """`trustclip eval ... --dry-run`: tasks, number of completions, a prompt."""
-    refuse(settings)
-    tasks = test_problems(settings)
-    Measures(settings.reward, settings.style.extraction).close()
-    show(console, unlike(settings.model, settings.style))
-    count = sum(map(len, tasks.values()))
-    announce(console, f"eval: {settings.model} by {settings.backend}, in {settings.output_dir}")
-    for task, problems in tasks.items():
-        announce(console, f"  {task}: {len(problems)} problems")
-    announce(
-        console,
-        f"{count * settings.k:,} completions, {settings.k} of each of {count} problems, of at most "
-        f"{settings.max_tokens:,} tokens",
-    )
-    if settings.backend != "openai":
-        _, tokenizer = model_shape(settings.model, settings.style)
-        first = next(problem for problems in tasks.values() for problem in problems)
-        announce(console, f"a prompt, style {settings.style.name}:")
-        quote(console, rendered(tokenizer, first.problem, settings.style))
-    return 0

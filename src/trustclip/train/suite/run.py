@@ -112,7 +112,7 @@ class _Suite:
                 self._finish(job)
         self._results.write()
         self._skip_spare_sft()
-        with Interruptions() as interruptions, self._display:
+        with Interruptions() as interruptions:
             while self._advance(interruptions):
                 self._display.update()
                 time.sleep(POLL_SECONDS)

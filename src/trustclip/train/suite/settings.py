@@ -87,7 +87,7 @@ LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 #: Paths that the suite sets itself and `changes` and `sweep` may not set; but a sweep may set a
 #: hyper-parameter that all its methods have (``rl.method.delta``).
-OWN_PATHS = ("name", "output_dir", "seed", "model", "method", "rl.method", "rl.method_args")
+OWN_PATHS = ("name", "output_dir", "seed", "model", "method", "rl.method")
 
 
 def complaints(settings: SuiteSettings) -> Iterator[Complaint]:

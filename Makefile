@@ -3,7 +3,7 @@
 # make test         install and run the tests                make browser    Chromium for them, on Debian
 # make check        lint, types, import contract             make setup      install, run nothing
 # make wheel-check  build the wheels and use them elsewhere    make wheel-use  all of it, slowly
-# make faults SEEDS=100000     campaigns of simulated faults       make fuzz RUNS=1000000     parsers
+# make faults SEEDS=100000     campaigns of simulated faults
 # make planted                 planted bugs that they catch
 # make mutants GROUPS="gates store"        do the tests notice changes to the code?
 # make mutants SINCE=main                  the same, of the functions that your diff touches
@@ -71,17 +71,13 @@ browser:
 # whose schedules cost ten times as much, a hundredth to those that cost a hundred times as much.
 SEEDS ?= 1000
 JOBS ?= 2
-RUNS ?= 100000
 faults: $(DEV)
 	for campaign in stores runs evaluations; do $(BIN)/python -m tests.campaigns.faults $$campaign --seeds $(SEEDS) --jobs $(JOBS) || exit 1; done
-	for campaign in suites pages; do $(BIN)/python -m tests.campaigns.faults $$campaign --seeds $$(( $(SEEDS) / 10 + 1 )) --jobs $(JOBS) || exit 1; done
+	for campaign in suites; do $(BIN)/python -m tests.campaigns.faults $$campaign --seeds $$(( $(SEEDS) / 10 + 1 )) --jobs $(JOBS) || exit 1; done
 	for campaign in real numerics verifier; do $(BIN)/python -m tests.campaigns.faults $$campaign --seeds $$(( $(SEEDS) / 100 + 1 )) || exit 1; done
 
 planted: $(DEV)
 	$(BIN)/python -m tests.campaigns.faults.planted --jobs $(JOBS)
-
-fuzz: $(FAULTS)
-	for target in recipe answer log manifest shown row; do $(BIN)/python -m tests.campaigns.faults.fuzz $$target --runs $(RUNS) || exit 1; done
 
 mutants: $(FAULTS)
 	JOBS=$(JOBS) $(BIN)/python -m tests.campaigns.faults.mutants $(GROUPS) $(if $(SINCE),--since $(SINCE))

@@ -26,7 +26,6 @@ CAMPAIGNS = {
     "real": ("real", "runs"),
     "evaluations": ("evaluations", "runs"),
     "suites": ("suites", None),
-    "pages": ("pages", None),
     "verifier": ("verifier", None),
     "numerics": ("numerics", None),
 }

@@ -1,19 +1,9 @@
-"""Coverage-guided fuzzing of what reads strangers' files and texts, by Atheris (libFuzzer).
+"""Mutated examples for what reads strangers' files and texts: nothing but the documented errors."""
 
-``python -m tests.campaigns.faults.fuzz TARGET [--runs N] [--seed S] [--minutes M]`` ends with
-status 0 if nothing but the documented errors came out; a failing input is written to
-``build/fuzz`` and is replayed by ``python -m tests.campaigns.faults.fuzz TARGET FILE``. Without
-Atheris, which only Linux and macOS have, the same targets are run on mutated examples (`smoke`), as
-the tests do.
-"""
-
-import argparse
 import contextlib
 import json
 import random
-import sys
 import tempfile
-import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -26,8 +16,6 @@ from trustclip.train.durable.store import CheckpointError, CheckpointStore, veri
 from trustclip.train.files import load_recipe
 from trustclip.train.problems.verify.equivalence import compare
 from trustclip.train.problems.verify.extraction import extract_answer
-
-BUILD = Path(__file__).parents[3] / "build" / "fuzz"
 
 
 @cache
@@ -119,7 +107,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 
 
 def examples(target: str) -> list[bytes]:
-    """What the fuzzer begins with."""
+    """What is mutated."""
     if target == "recipe":
         return [path.read_bytes() for path in sorted(Path("recipes").glob("*.yaml"))] or [b"rl: {}"]
     if target == "manifest":
@@ -151,55 +139,3 @@ def smoke(target: str, runs: int, seed: int) -> None:
                 b"", dice.randbytes(3), other[: dice.randrange(20)], b"[" * 9, b"{}", b"-1", b"\n",
             ))  # fmt: skip
         TARGETS[target](bytes(data))
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser("python -m tests.campaigns.faults.fuzz", description=__doc__)
-    parser.add_argument("target", choices=TARGETS)
-    parser.add_argument("file", nargs="?", type=Path, help="play this input alone")
-    parser.add_argument("--runs", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=0, help="end after that time; 0: never")
-    asked = parser.parse_args()
-    warnings.simplefilter("ignore")
-    if asked.file:
-        TARGETS[asked.target](asked.file.read_bytes())
-        return 0
-    import atheris
-
-    corpus = BUILD / asked.target
-    corpus.mkdir(parents=True, exist_ok=True)
-    for number, example in enumerate(examples(asked.target)):
-        (corpus / f"example-{number}").write_bytes(example)
-    _instrument(atheris)
-    options = [
-        sys.argv[0], str(corpus), f"-runs={asked.runs}", f"-seed={asked.seed}", "-max_len=4096",
-        f"-artifact_prefix={BUILD}/{asked.target}-", "-timeout=600", "-rss_limit_mb=8192",
-        "-verbosity=0", "-print_final_stats=1", f"-max_total_time={round(60 * asked.minutes)}",
-    ]  # fmt: skip
-    atheris.Setup(options, TARGETS[asked.target])
-    atheris.Fuzz()
-    return 0
-
-
-def _instrument(atheris: object) -> None:
-    """Follow the branches of the modules that parse."""
-    import types
-
-    for name in _PARSERS:
-        module = sys.modules[name]
-        for key, value in list(vars(module).items()):
-            if isinstance(value, types.FunctionType) and value.__module__ == name:
-                setattr(module, key, atheris.instrument_func(value))  # type: ignore[attr-defined]
-
-
-_PARSERS = (
-    "trustclip.train.files", "trustclip.train.problems.verify.extraction",
-    "trustclip.train.problems.verify.equivalence",
-    "trustclip.support.jsonl", "trustclip.logs.tokens", "trustclip.support.text",
-    "trustclip.logs.recognise", "trustclip.train.durable.store",
-)  # fmt: skip
-
-
-if __name__ == "__main__":
-    sys.exit(main())

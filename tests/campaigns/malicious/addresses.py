@@ -99,7 +99,6 @@ def arena_that_names_a_class(folder):
 def run_to_be_resumed_that_names_a_class(folder):
     path = make_run(folder / "run", SPEC)
     values = yaml.safe_load((path / "config.yaml").read_text())
-    values["rl"].pop("method_args", None)
     values["rl"]["method"] = EVIL
     (path / "config.yaml").write_text(yaml.safe_dump(values))
     return ["resume", str(path)]

@@ -37,7 +37,6 @@ def run(folder: Path, method: object) -> Path:
     """A run directory whose ``config.yaml`` names a method."""
     path = make_run(folder / "run", Spec({"name": "atr"}, steps=4, every=4, k=2, completions=2))
     config = yaml.safe_load((path / "config.yaml").read_text())
-    del config["rl"]["method_args"]
     config["rl"]["method"] = method
     (path / "config.yaml").write_text(yaml.safe_dump(config))
     summary = json.loads((path / "summary.json").read_text())
@@ -59,11 +58,6 @@ def dry_run_of_a_recipe_that_names_a_class(folder):
 def class_as_a_part_of_a_method(folder):
     method = {"name": "penalty", "inner": {"name": "both", "first": "atr", "second": EVIL}}
     return ["run", recipe(folder, method=method)]
-
-
-@artefact(2, *IMPORTS)
-def class_among_the_old_arguments(folder):
-    return ["run", recipe(folder, method="penalty", method_args={"inner": EVIL})]
 
 
 @artefact(2, *IMPORTS)

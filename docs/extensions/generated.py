@@ -70,7 +70,7 @@ ATLAS = """\
 
 Every method's gradient weight, ratio interval, formula and source; **+** draws methods next to each
 other. A gate that is an interval has a slider for each hyper-parameter; every other method is drawn
-at its defaults. `trustclip atlas` writes the same page as one file.
+at its defaults.
 
 <iframe class="atlas whole" src="../_static/atlas.html?embedded" title="atlas of gates"></iframe>
 """

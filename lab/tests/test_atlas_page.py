@@ -125,14 +125,3 @@ def test_a_curve_on_paper_has_both_sides_of_a_jump() -> None:
     steps = zip(ratios, ratios[1:], positive, positive[1:], strict=False)
     (fall,) = [right - left for left, right, before, after in steps if before - after > 0.5]
     assert fall < 0.005
-
-
-def test_the_atlas_says_at_once_what_it_does(tmp_path, monkeypatch, capsys):
-    from trustclip_lab.cli.laboratory import atlas
-
-    def page():
-        assert capsys.readouterr().out.startswith("atlas: every method")
-        return "page"
-
-    monkeypatch.setattr(atlas_page, "atlas_page", page)
-    assert atlas(["-o", str(tmp_path / "atlas.html")]) == 0

@@ -151,7 +151,6 @@ ANSWERS = {
     "methods": None,
     "methods --engines": None,
     "methods --figure new.svg": "report",
-    "atlas --help": None,
     "bounds atr": None,
     "theory": None,
     "tabular --seeds 2 --generations 1 --learning-rates 8 --methods clip": None,

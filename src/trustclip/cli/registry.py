@@ -14,9 +14,7 @@ from typing import NamedTuple
 GROUP = "trustclip.commands"
 
 #: Distributions of this project that add commands -> their commands, to say what to install.
-KNOWN = {
-    "trustclip-lab": ("lab", "arena", "theory", "tabular", "control", "paper", "bench", "atlas")
-}
+KNOWN = {"trustclip-lab": ("lab", "arena", "theory", "tabular", "control", "paper", "bench")}
 
 
 class Command(NamedTuple):

@@ -5,7 +5,6 @@ from trustclip.cli.registry import Command
 _LABORATORY = "trustclip_lab.cli.laboratory"
 
 COMMANDS = {
-    "atlas": Command(_LABORATORY, "a page of every method's gate, with sliders; methods compared"),
     "lab": Command(_LABORATORY, "methods on many seeds at once, of very small policies"),
     "arena": Command(
         _LABORATORY,

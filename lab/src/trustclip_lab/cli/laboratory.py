@@ -4,35 +4,9 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 from trustclip.cli.arguments import changes_of, parse, print_help, reads, split_option
-from trustclip.support.marks import Also
 from trustclip.support.terminal import Terminal, say
-
-
-@dataclasses.dataclass
-class Atlas:
-    """A page, one file, of every method's gate: its ratio interval, formula and source, with
-    sliders where the gate is an interval; several methods in one picture."""
-
-    out: Annotated[Path, Also(("-o",))] = Path("atlas.html")
-    """Where the page goes. Opened as atlas.html#atr+clip it compares these two."""
-
-
-@reads(Atlas)
-def atlas(options: Atlas) -> int:
-    """Write a page of every method's gate: sliders, interval, formula, source; compared."""
-
-    if not options.out.absolute().parent.is_dir():
-        raise ValueError(f"--out {options.out}: the folder {options.out.parent} does not exist.")
-    from trustclip_lab.pages.atlas import atlas_page
-
-    say(f"atlas: every method, in {options.out}", flush=True)
-    options.out.write_text(atlas_page(), encoding="utf-8")
-    say(options.out)
-    return 0
-
 
 LAB = """\
 usage: trustclip lab [FILE] [--NAME VALUE ...]

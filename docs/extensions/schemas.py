@@ -127,7 +127,6 @@ def _spell_out(fields: Json) -> None:
     fields["reward"] |= _reward()
     own = [*marked(RLStage, Trl), "model", "output_dir"]
     fields["trl"] |= {"propertyNames": {"not": {"enum": own}}}
-    fields["method_args"] = {"type": "object", "deprecated": True}
 
 
 def _reward() -> Json:

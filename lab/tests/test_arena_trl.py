@@ -34,7 +34,6 @@ def suite(folder, left_out):
             run = make_run(folder / name, spec, until=killed)
             config = yaml.safe_load((run / "config.yaml").read_text())
             config["rl"] |= {"method": method, "steps_per_generation": 2}
-            del config["rl"]["method_args"]
             (run / "config.yaml").write_text(yaml.safe_dump(config))
             shares = [{"stage": "rl", "step": s, "rewards/correct/mean": 0.3} for s in (1, 3)]
             entropy = [{"stage": "rl", "step": 1, "trustclip/entropy": 0.5}]

@@ -228,8 +228,10 @@ def runs(tmp_path_factory):
     from durable_runs import grpo
 
     settings = {
-        "method": "atr",
-        "method_args": {"delta": {"controller": "target_kl", "kl": 1e-3, "rate": 0.5}},
+        "method": {
+            "name": "atr",
+            "delta": {"controller": "target_kl", "kl": 1e-3, "rate": 0.5},
+        },
         "steps_per_generation": 4,
         "num_iterations": 2,
         "gradient_accumulation_steps": 2,

@@ -133,7 +133,6 @@ def test_the_trl_configuration_serialises_and_comes_back(tmp_path):
     args = config(tmp_path, method={"name": "atr", "delta": 0.05})
     values = json.loads(args.to_json_string())
     assert values["method"] == tc.method("atr", delta=0.05).to_dict()
-    assert values["method_args"] is None
     again = type(args)(**{name: args.to_dict()[name] for name in ("output_dir", "method", *TRL)})
     assert again.method == args.method
 
@@ -154,28 +153,15 @@ def test_the_parser_of_transformers_takes_the_method_as_text(tmp_path):
     assert args.method == tc.method("kl2", delta=0.05)
 
 
-def test_the_old_pair_of_the_trl_configuration_works_and_a_conflict_is_refused(tmp_path):
-    args = config(tmp_path, method="atr", method_args={"delta": 0.05})
-    assert args.method == tc.method("atr", delta=0.05) and args.method_args is None
-    assert config(tmp_path, method_args='{"delta": 0.05}').method == args.method
-    for method in (args.method, {"name": "atr"}):
-        with pytest.raises(ValueError, match="leave out `method_args`"):
-            config(tmp_path, method=method, method_args={"delta": 0.1})
-
-
-def test_run_directories_of_older_releases_are_read_and_continued(tmp_path):
+def test_a_run_directory_names_its_method_and_is_continued_with_it_alone(tmp_path):
     from trustclip.logs.reader import read_run
     from trustclip.train.runs.directory import RunDirectory
 
     recipe = load_recipe(written(tmp_path))
     path = RunDirectory(tmp_path / "run", "run", recipe).path / "config.yaml"
     stored = yaml.safe_load(path.read_text())
-    assert (
-        stored["rl"]["method"] == recipe.rl.method.to_dict() and "method_args" not in stored["rl"]
-    )
-    stored["rl"] |= {"method": "atr", "method_args": {"delta": 0.05}}
-    path.write_text(yaml.safe_dump(stored))
-    assert read_run(tmp_path / "run").method == {"name": "atr", "delta": 0.05}
+    assert stored["rl"]["method"] == recipe.rl.method.to_dict()
+    assert read_run(tmp_path / "run").method == recipe.rl.method.to_dict()
     RunDirectory.resumed(tmp_path / "run", "run", recipe).summarize({})
     other = load_recipe(written(tmp_path), {"method.delta": 0.1})
     with pytest.raises(ValueError, match=r"rl\.method\.delta=0\.05, not 0\.1"):

@@ -86,7 +86,6 @@ WRONG = {
     "verl's own": ({"LOSS__loss_mode": "vanilla"}, "ignores `method`; set it to 'trustclip'"),
     "unknown method": ({"LOSS__method": "art"}, "unknown method 'art'; did you mean 'atr'"),
     "hyper-parameter": ({"LOSS__method": {"name": "atr", "dleta": 1}}, "did you mean 'delta'"),
-    "two places": ({"LOSS__method_args": {"delta": 1}}, "leave out `method_args`"),
     "misspelt key": ({"LOSS__metod": "atr"}, f"unknown key of {LOSS} 'metod'; did you mean"),
     "no target": ({"LOSS___target_": ...}, f"takes no `method`; set {LOSS}._target_={TARGET}"),
     "refused": ({"LOSS__method": "full_kl"}, "it needs `kl_old_new`"),
@@ -159,11 +158,10 @@ def test_the_command_reads_a_resolved_file(
     assert "error: unknown method 'art'" in capsys.readouterr().out
 
 
-def test_the_method_is_built_once_for_all_micro_batches_and_the_old_pair_still_works() -> None:
+def test_the_method_is_built_once_for_all_micro_batches() -> None:
     new = {"loss_mode": "trustclip", "method": {"name": "kl2", "delta": 0.05}}
-    old = {"loss_mode": "trustclip", "method": "kl2", "method_args": {"delta": 0.05}}
     assert constraint(new) is constraint(copy.deepcopy(new))
-    assert constraint(old) == constraint(new) == tc.method("kl2", delta=0.05)
+    assert constraint(new) == tc.method("kl2", delta=0.05)
 
 
 # The sampler's log-probabilities ---------------------------------------------------------------

@@ -56,7 +56,9 @@ def shell_line(line: str) -> str | None:
         if rest[0] == "-m" and rest[1].split(".")[0] not in ("verl", "trustclip", "trustclip_lab"):
             wrong += [] if (ROOT / rest[1].replace(".", "/")).exists() else [rest[1]]
         return f"no file {wrong}" if wrong else None
-    return None if program in ("mkdir", "source", "hf") else f"an unknown program {program}"
+    return (
+        None if program in ("mkdir", "source", "hf", "rsync") else f"an unknown program {program}"
+    )
 
 
 def typed(block: dict[str, str]) -> list[str]:

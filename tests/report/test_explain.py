@@ -15,7 +15,7 @@ def make(folder: Path, rows: list[dict[str, Any]], method: str = "atr", **args: 
     """A run directory as training leaves it."""
     folder.mkdir(parents=True)
     config = {
-        "command": "rl", "model": "tiny", "seed": 0, "method": method, "method_args": args,
+        "command": "rl", "model": "tiny", "seed": 0, "method": {"name": method, **args},
     }  # fmt: skip
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     lines = [

@@ -181,7 +181,7 @@ def test_seeds_are_one_group_and_other_settings_another(tmp_path):
 
 
 def test_a_folder_names_no_code_to_run(tmp_path):
-    method = {"method": "antigravity:Method", "method_args": {}}
+    method = {"method": "antigravity:Method"}
     path = tiny(tmp_path / "run", {"a": {"1": [1, 0], "2": [0, 0]}}, rl=method)
     (group,) = group_runs([read_run(path)])
     assert group.method is None and group.label == "antigravity:Method"
@@ -592,7 +592,7 @@ def test_neither_plotly_nor_matplotlib_is_loaded_to_read_runs():
 
 
 def test_titles_and_labels_are_text(tmp_path):
-    rl = {"method": "<img src=x>", "method_args": {}}
+    rl = {"method": "<img src=x>"}
     tiny(tmp_path / "run", {"a": {"1": [1, 0], "2": [0, 0]}}, rl=rl, name="</style><script>")
     build([tmp_path / "run"], tmp_path / "out", title="<i>mine</i>")
     text = (tmp_path / "out/index.html").read_text()

@@ -23,8 +23,7 @@ from trustclip.train.durable.ranks import leave
 from trustclip.train.durable.store import CheckpointError, CheckpointStore
 
 SETTINGS = {
-    "method": "atr",
-    "method_args": {"delta": 0.01},
+    "method": {"name": "atr", "delta": 0.01},
     "steps_per_generation": 2,
     "num_iterations": 2,
     "per_device_train_batch_size": 8,

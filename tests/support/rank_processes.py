@@ -70,7 +70,7 @@ def only_of_first_rank(prompts, completions, **_) -> list[float]:
     return [r if first + i < GLOBAL_BATCH // 2 else 0.5 for i, r in enumerate(dense)]
 
 
-ATR = {"method": "atr", "method_args": {"delta": 0.01}}
+ATR = {"method": {"name": "atr", "delta": 0.01}}
 
 HELD = {"controller": "target_gate", "share": 0.02, "initial": 0.01}
 
@@ -79,11 +79,11 @@ RUNS: dict[str, tuple[dict[str, Any], Callable[..., list[float]]]] = {
     "atr": (ATR, varied),
     "clip_cov": ({"method": "clip_cov"}, varied),
     "full_kl": (
-        {"method": "full_kl", "method_args": {"delta": 0.01}},
+        {"method": {"name": "full_kl", "delta": 0.01}},
         varied,
     ),
     "token-mean": ({**ATR, "loss_type": "dapo"}, varied),
-    "adapting": ({**ATR, "method_args": {"delta": HELD}}, varied),
+    "adapting": ({"method": {"name": "atr", "delta": HELD}}, varied),
     "watched": ({**ATR, "exact_kl_every": 2}, varied),
     "skipping": (ATR, half_constant),
     "nothing skipped": ({**ATR, "skip_zero_advantage": False}, half_constant),

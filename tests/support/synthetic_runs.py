@@ -129,8 +129,7 @@ def make_run(path: Path, spec: Spec, *, until: int | None = None) -> Path:
 
 def config(path: Path, spec: Spec) -> dict[str, Any]:
     """The resolved recipe."""
-    arguments = {key: value for key, value in spec.method.items() if key != "name"}
-    rl = {"dataset": "dapo", "method": spec.method["name"], "method_args": arguments,
+    rl = {"dataset": "dapo", "method": dict(spec.method),
           "max_steps": spec.steps, "learning_rate": 5e-6}  # fmt: skip
     return {
         "command": "run", "name": path.name, "model": spec.model, "output_dir": str(path),

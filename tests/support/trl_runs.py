@@ -120,8 +120,8 @@ def plain(tmp_path, **settings) -> Run:
     return train(tmp_path, GRPOConfig, GRPOTrainer, **settings)
 
 
-def constrained(tmp_path, method: str, method_args: dict | None = None, **settings) -> Run:
+def constrained(tmp_path, method: str, arguments: dict | None = None, **settings) -> Run:
     from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
 
-    settings = {"method": method, "method_args": method_args, **settings}
+    settings = {"method": {"name": method, **(arguments or {})}, **settings}
     return train(tmp_path, ConstrainedGRPOConfig, ConstrainedGRPOTrainer, **settings)

@@ -6,12 +6,10 @@ import torch
 from peft import PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from trustclip.logs.identity import essential, renamed
-from trustclip.support.jsonl import plain
 from trustclip.train.checks import complaints
 from trustclip.train.configs import lora_config
 from trustclip.train.models import load_model, save_model
-from trustclip.train.settings.stages import Lora, RLStage, SFTStage
+from trustclip.train.settings.stages import RLStage, SFTStage
 from trustclip.train.tiny import tiny_model
 
 
@@ -28,19 +26,6 @@ def test_every_setting_reaches_peft():
     assert config.target_modules == {"q_proj", "v_proj"} and config.modules_to_save == ["lm_head"]
     assert config.use_rslora and config.use_dora
     assert lora_config(4).target_modules == "all-linear"
-
-
-def test_rank_and_alpha_of_an_older_run_are_those_of_this_release():
-    old = {"rl": {"dataset": "a.csv", "lora": {"r": 8, "alpha": None, "use_dora": True}}}
-    stage = RLStage(**renamed(old)["rl"])
-    assert (stage.lora_r, stage.lora_alpha, stage.lora.use_dora) == (8, 16, True)
-
-
-def test_runs_of_older_releases_have_none_of_it():
-    old = {"rl": {"dataset": "a.csv", "lora_r": 32, "lora_alpha": 64}}
-    assert essential(old) == essential({"rl": {**old["rl"], "lora": plain(Lora()), "save": "both"}})
-    other = {"rl": {**old["rl"], "lora": plain(Lora(use_rslora=True))}}
-    assert essential(old) != essential(other)
 
 
 def test_what_cannot_be_is_said_at_configuration():

@@ -175,8 +175,6 @@ WRONG = [
     ("rl.method", {"name": "atr", "delta": "wide"}, "got 'wide'"),
     ("rl.method", {"delta": 0.1}, "needs a `name`"),
     ("rl.method", [0.1], "its name or a mapping"),
-    ("rl.method_args", [0.1], "valid dictionary"),
-    ("rl.method_args", {"delta": 0.1}, "leave out `method_args`"),
     ("rl.trl", {"learning_rate": 1e-4}, "is a setting of the recipe: set `rl.learning_rate`"),
     ("rl.trl", {"adam_beta22": 0.9}, "did you mean 'adam_beta2'?"),
     ("rl.trl", {"adam_beta2": "high"}, "valid number"),
@@ -247,19 +245,3 @@ def test_what_is_wrong_is_refused_before_a_trainer_is_imported(tmp_path):
     done = subprocess.run(argv, capture_output=True, text=True)
     assert done.stdout == "set()\n", done.stderr
     assert "it is a field of TRL's GRPOConfig: `trl: {max_grad_norm: ...}`" in done.stderr
-
-
-def test_the_deprecated_method_args_are_read_and_reported_once(tmp_path):
-    from trustclip.constraints import registry
-
-    old = GOOD.replace("{name: atr, delta: 0.05}", "atr\n  method_args: {delta: 0.05}")
-    assert old != GOOD
-    registry._warn_of_arguments.cache_clear()
-    with pytest.warns(DeprecationWarning, match="method_args") as caught:
-        assert load_recipe(written(tmp_path, old)) == load_recipe(written(tmp_path))
-        assert load_recipe(written(tmp_path, old), {"method": "clip"}).rl.method == tc.method(
-            "clip"
-        )
-    assert len([w for w in caught if "method_args" in str(w.message)]) == 1
-    wrong = old.replace("delta: 0.05", "dleta: 0.05")
-    assert "did you mean 'delta'?" in errors_of(written(tmp_path, wrong))

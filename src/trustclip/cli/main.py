@@ -266,8 +266,6 @@ def _silence_warnings() -> None:
         warnings.filterwarnings("ignore", category=category)
     # TRL warns at each of its imports of vLLM.
     warnings.filterwarnings("once", "TRL currently supports vLLM versions", UserWarning)
-    # Deprecations of trustclip itself concern users of the commands.
-    warnings.filterwarnings("once", "`method_args` is deprecated", DeprecationWarning)
     # A user needs the text of a warning, not the source line that it comes from.
     warnings.formatwarning = lambda message, *_, **__: f"warning: {harmless(str(message))}\n"
 

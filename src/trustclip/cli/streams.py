@@ -1,23 +1,11 @@
 """Standard streams that may be full, closed, without a reader, or limited to ASCII."""
 
-import codecs
 import contextlib
 import io
 import os
 import sys
-import unicodedata
 from collections.abc import Callable
 from typing import Any
-
-#: Name of `_closest` among Python's ways to treat characters that an encoding lacks.
-_CLOSEST = "trustclip.closest"
-#: Characters of what the commands print, in ASCII; the others are decomposed, or "?".
-ASCII = str.maketrans(
-    dict.fromkeys("\u2212\u2013\u2014\u2500", "-")
-    | dict.fromkeys("\u2018\u2019", "'") | dict.fromkeys("\u201c\u201d", '"')
-    | {"\u00b1": "+-", "\u2192": "->", "\u2190": "<-", "\u00b7": "*", "\u00d7": "x", "\u2264": "<=",
-       "\u2265": ">=", "\u03b5": "epsilon", "\u03b4": "delta", "\u2207": "grad"}
-)  # fmt: skip
 
 
 class Tolerant:
@@ -76,21 +64,7 @@ def occupy_closed() -> None:
 
 
 def write_readably() -> None:
-    """Where the encoding is not Unicode, write what comes closest to each character."""
-    codecs.register_error(_CLOSEST, _closest)
+    """Where the encoding is not Unicode, write a question mark for what it lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
-            stream.reconfigure(errors=_CLOSEST)
-
-
-def _closest(error: UnicodeError) -> tuple[str, int]:
-    """Replacement for characters that an encoding lacks.
-
-    Example:
-      >>> _closest(UnicodeEncodeError("ascii", "a \u2212 \u00b1\u00e9 \u03b4 \u6c49", 0, 10, ""))[0]
-      'a - +-e delta ?'
-    """
-    assert isinstance(error, UnicodeEncodeError)
-    text = unicodedata.normalize("NFKD", error.object[error.start : error.end].translate(ASCII))
-    plain = "".join(one for one in text if not unicodedata.combining(one))
-    return plain.encode("ascii", "replace").decode(), error.end
+            stream.reconfigure(errors="replace")

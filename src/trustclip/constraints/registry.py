@@ -1,7 +1,5 @@
 """Construction of a method from its name and hyper-parameters, or from a mapping of both."""
 
-import functools
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
@@ -110,41 +108,6 @@ def penalty(divergence: str = "k2", beta: Any = 1e-3, **more: Any) -> Penalty:
 #: A field that holds a method: a setting takes its name, a mapping or an object, and stores the
 #: object, so that it is built once and handed on.
 Part = Annotated[InstanceOf[Method], BeforeValidator(as_method)]
-
-
-def with_arguments(spec: Any, arguments: Mapping[str, Any] | str | None) -> Any:
-    """Merge the deprecated pair ``method`` and ``method_args`` into one input of `as_method`.
-
-    Raises:
-      ValueError: ``arguments`` is no mapping, or ``spec`` holds hyper-parameters too.
-
-    Example:
-      >>> with_arguments("atr", None)
-      'atr'
-    """
-    if arguments is None:
-        return spec
-    if not isinstance(arguments, Mapping):
-        raise ValueError(f"`method_args` should be a valid dictionary, got {arguments!r}.")
-    if not arguments:
-        return spec
-    _warn_of_arguments()
-    if not isinstance(spec, str):
-        raise ValueError(
-            "`method` already holds the hyper-parameters: leave out `method_args`, got "
-            f"{dict(arguments)!r}."
-        )
-    return {"name": spec, **arguments}
-
-
-@functools.cache
-def _warn_of_arguments() -> None:
-    warnings.warn(
-        "`method_args` is deprecated and will be removed in the next release: write "
-        "method={'name': ..., ...} instead.",
-        DeprecationWarning,
-        stacklevel=4,
-    )
 
 
 def interval(

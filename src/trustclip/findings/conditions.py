@@ -94,7 +94,7 @@ def _training(run: Run) -> dict[str, Any]:
     if run.method is None:
         return {}
     settings = flat({k: v for k, v in run.essential.items() if k not in ("seed", "eval")})
-    of_method = ("method", "rl.method", "rl.method_args", "method_args")
+    of_method = ("method", "rl.method")
     return {
         path.removeprefix("rl."): value
         for path, value in settings.items()

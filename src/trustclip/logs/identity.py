@@ -12,6 +12,8 @@ from trustclip.support.marks import Extends, Neutral, Since, marked, sections
 from trustclip.support.schemas import conform
 
 MARKS = "marks.json"
+#: What no result depends on in a run without marks, and why.
+_OF_NO_RESULT = {"name": "for people", "output_dir": "where it is written"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Marks:
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """The marks in a run directory; None in one of an older release.
+        """The marks in a run directory; None in one without them.
 
         Raises:
           ValueError: the file is damaged.
@@ -77,15 +79,15 @@ def essential(
 ) -> dict[str, Any]:
     """A run's settings without those that no result depends on.
 
-    Without marks they are those of older releases. A method's ``name`` is no title.
+    Without marks, all but the run's ``name`` and ``output_dir``. A method's ``name`` is no title.
 
     Example:
-      >>> essential({"name": "a", "rl": {"report_to": "wandb", "method": {"name": "atr"}}})
+      >>> essential({"name": "a", "rl": {"method": {"name": "atr"}}})
       {'rl': {'method': {'name': 'atr'}}}
-      >>> essential({"rl": {"sampler": {"dtype": "float32", "lag": 0}, "max_steps": 3}})
-      {'rl': {'max_steps': 3}}
+      >>> essential({"rl": {"report_to": "wandb"}}, Marks({"rl.report_to": "a log"}))
+      {'rl': {}}
     """
-    marks = _older(config) if marks is None else marks
+    marks = Marks(_OF_NO_RESULT) if marks is None else marks
     return {
         key: essential(value, marks, f"{path}.") if isinstance(value, Mapping) else value
         for key, value in config.items()
@@ -109,92 +111,16 @@ def flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def renamed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A ``config.yaml`` of an older release by the names of this one.
-
-    Example:
-      >>> renamed({"rl": {"sink": "wandb", "lora": {"r": 8, "alpha": None}}})
-      {'rl': {'lora': {}, 'report_to': 'wandb', 'lora_r': 8}}
-    """
-    new = {key: value for key, value in config.items() if key != "sink"}
-    for stage in ("sft", "rl"):
-        if isinstance(new.get(stage), Mapping):
-            new[stage] = renamed(new[stage])
-    if "sink" in config:
-        new["report_to"] = config["sink"]
-    if isinstance(lora := new.get("lora"), Mapping):
-        new["lora"] = {key: value for key, value in lora.items() if key not in ("r", "alpha")}
-        new |= {f"lora_{key}": lora[key] for key in ("r", "alpha") if lora.get(key) is not None}
-    return new
-
-
 def with_method(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A ``config.yaml`` with its method as one mapping, also where an older release wrote it.
+    """A ``config.yaml`` with its method as a mapping, also where it is a name.
 
     Example:
-      >>> with_method({"rl": {"method": "atr", "method_args": {"delta": 0.07}}})
-      {'rl': {'method': {'name': 'atr', 'delta': 0.07}}}
+      >>> with_method({"rl": {"method": "atr"}})
+      {'rl': {'method': {'name': 'atr'}}}
     """
     new = dict(config)
     if isinstance(new.get("rl"), Mapping):
         new["rl"] = with_method(new["rl"])
-    arguments = new.pop("method_args", None)
-    if not isinstance(arguments, Mapping | None):
-        raise ValueError(f"`method_args` holds hyper-parameters by name, got {arguments!r}.")
     if isinstance(new.get("method"), str):
-        new["method"] = {"name": new["method"], **(arguments or {})}
+        new["method"] = {"name": new["method"]}
     return new
-
-
-# -- runs of releases before 0.3, which store no marks: nothing is added from here on -------------
-
-_SAVED = ("logging_steps", "save", "save_steps", "save_total_limit")
-#: By what a mapping is of, the settings that no result depends on.
-_NEUTRAL: Mapping[str, tuple[str, ...]] = {
-    "run": ("output_dir", "name", "changed_inputs"),
-    "sft": _SAVED,
-    "rl": (
-        *(*_SAVED, "shadows", "server_url", "save_async", "save_to", "tokens_every"),
-        *("tokens_completions", "tokens_megabytes", "sink", "report_to"),
-    ),
-    "eval": ("output_dir", "changed_inputs"),
-    "eval of a recipe": (),
-}
-_LORA = {"dropout": 0.0, "target_modules": "all-linear", "modules_to_save": ()}
-_LORA |= {"use_rslora": False, "use_dora": False, "bias": "none"}
-_SAMPLER = {"dtype": "float32", "lag": 0, "top_p": 1.0, "top_k": 0}
-_BRAKE = {"rule": "off", "reference": 1.0}
-_TESTS = {"columns": {}, "prompt": {}, "reward": "correct"}
-_DATA = {"columns": {}, "prompt": {}, "split": None, "exclude": "none", "lora": _LORA}
-#: By what a mapping is of, the settings that older runs do not have, with what those runs did.
-_BEFORE: Mapping[str, Mapping[str, Any]] = {
-    "run": {"dtype": "auto"},
-    "sft": _DATA,
-    "rl": {
-        **{**_DATA, "replay": False, "candidates": None, "server": "none"},
-        **{"sampler": _SAMPLER, "brake": _BRAKE},  # of 0.2: what no sampler and no brake are
-    },
-    "eval": {**_TESTS, "dtype": "auto", "vllm": {}},
-    "eval of a recipe": _TESTS,
-}
-#: Those whose parts may be left out, or be null.
-_IN_PARTS = ("prompt", "lora", "sampler", "brake")
-
-
-def _older(config: Mapping[str, Any]) -> Marks:
-    """The marks of a run that stores none, by the names of its settings."""
-    command = str(config.get("command"))
-    own = {"sft": ["run", "sft"], "rl": ["run", "rl"], "eval": ["eval"], "run": ["run"]}
-    parts = [("", kind, config) for kind in own.get(command, ["run", "sft", "rl"])]
-    for stage, kind in (("sft", "sft"), ("rl", "rl"), ("eval", "eval of a recipe")):
-        if isinstance(config.get(stage), Mapping):
-            parts.append((f"{stage}.", kind, config[stage]))
-    since: dict[str, Any] = {}
-    for at, kind, settings in parts:
-        for name, before in _BEFORE[kind].items():
-            value = settings.get(name)
-            if name in _IN_PARTS and isinstance(value, Mapping | None):
-                same = all(one in (None, before.get(n), []) for n, one in (value or {}).items())
-                before = value if same else before
-            since[at + name] = before
-    return Marks({at + name: "" for at, kind, _ in parts for name in _NEUTRAL[kind]}, since)

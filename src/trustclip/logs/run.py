@@ -62,7 +62,7 @@ class Run:
     entry: Mapping[str, Any]
     log: Log | None = None  # where it was read from another trainer's
     tabled: bool = False  # read from a table of runs, where all updates are one row of means
-    marks: Marks | None = None  # of its settings; None in runs of older releases
+    marks: Marks | None = None  # of its settings; None where it has none
 
     @property
     def command(self) -> str:

@@ -85,7 +85,7 @@ def of_engine(settings: Any) -> Iterator[Complaint]:
     if settings.trl:
         from trustclip.engines.trl import passthrough
 
-        own = set(RLStage.__dataclass_fields__) | {"model", "method_args"}
+        own = set(RLStage.__dataclass_fields__) | {"model"}
         errors += [(("trl", name), t) for name, t in passthrough.complaints(settings.trl, own)]
     if settings.shadows and not errors:
         from trustclip.engines.trl.config import shadows

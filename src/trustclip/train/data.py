@@ -16,7 +16,6 @@ from trustclip.support.lock import world
 from trustclip.support.terminal import announce, warn
 from trustclip.train.problems.arithmetic import Arithmetic
 from trustclip.train.problems.decontaminate import decontaminate
-from trustclip.train.problems.files import stem_of
 from trustclip.train.problems.generated import GENERATED, PRIMER
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import PROMPT_FILE, PromptStyle, messages, tokens_of
@@ -279,7 +278,7 @@ def test_problems(settings: EvalStage, run: RunDirectory | None = None) -> dict[
     Generated problems are the same for every seed.
     """
     names = [part.strip() for part in settings.tasks.split(",") if part.strip()]
-    labels = [stem_of(Path(name)) if Path(name).suffix else name for name in names]
+    labels = [Path(name).stem if Path(name).suffix else name for name in names]
     if not names:
         raise ValueError("--tasks is empty; give for example --tasks amc23,aime24.")
     if duplicates := [label for label, times in Counter(labels).items() if times > 1]:

@@ -7,12 +7,10 @@ conflicts in them, and the names of its recipes.
 import dataclasses
 import importlib.util
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from trustclip.constraints.registry import with_arguments
-from trustclip.logs.identity import renamed
 from trustclip.support import yaml_files
 from trustclip.support.consent import ALL, consent, names_in
 from trustclip.support.imports import beside
@@ -94,7 +92,7 @@ def of_run(folder: Path) -> tuple[str, type, dict[str, Any]]:
     if command not in OF_COMMAND:
         raise ValueError(f"{folder}/config.yaml is of no run that can be continued: {command!r}.")
     kind = OF_COMMAND[command]
-    return command, kind, completed(kind, renamed(content)) | {"output_dir": str(folder)}
+    return command, kind, completed(kind, content) | {"output_dir": str(folder)}
 
 
 def load_recipe(
@@ -184,9 +182,6 @@ def build(cls: type[T], content: dict[str, Any], source: Source) -> T:
     errors: list[Complaint] = []
     whole = cls is Recipe
     source = source._replace(aliases=ALIASES) if whole else source
-    section = content.get("rl") if whole else content
-    if isinstance(section, dict) and "method_args" in section:
-        errors += _join_arguments(section, ("rl",) if whole else ())
     apply_changes(cls, content, source)
     depends = {"num_iterations": _SCHEDULE, "num_generations": _SCHEDULE}
     rules = Rules(complaints, SECTIONS if whole else {}, depends, _proper_place)
@@ -202,20 +197,10 @@ def build(cls: type[T], content: dict[str, Any], source: Source) -> T:
     return cast(T, settings)
 
 
-def _join_arguments(section: dict[str, Any], place: tuple[str, ...]) -> Iterator[Complaint]:
-    """Put the deprecated ``method_args`` into ``method``."""
-    arguments = section.pop("method_args")
-    try:
-        spec = section.get("method", RLStage.__dataclass_fields__["method"].default)
-        section["method"] = with_arguments(spec, arguments)
-    except ValueError as error:
-        yield (*place, "method_args"), str(error)
-
-
 def _proper_place(name: str, own: Sequence[str]) -> str:
     """Where a key that is no setting here belongs; empty if nowhere."""
     if name == "dry_run":
-        return "it is an option of a command: trustclip run RECIPE --dry-run; sft, rl, eval."
+        return "it is an option of a command: trustclip run RECIPE --dry-run, or rl."
     if name.startswith("lora_") and "lora" in own:
         inner = name.removeprefix("lora_")
         options = [field.name for field in dataclasses.fields(Lora)]  # type: ignore[arg-type]

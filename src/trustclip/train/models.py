@@ -37,8 +37,8 @@ TOKENIZER_FILES = (
 def check_model(name: str) -> None:
     """Refuse a name or folder that is not a model, before anything heavy is imported.
 
-    A model is a folder, a hub id ``owner/name``, one of `BUILT_IN` or `PRETRAINED`, a GGUF file or
-    a folder with one, or the folder of a LoRA adapter.
+    A model is a folder, a hub id ``owner/name``, one of `BUILT_IN` or `PRETRAINED`, a GGUF file,
+    or the folder of a LoRA adapter.
 
     Raises:
       ValueError: there is no such folder, or it lacks a part of a model: it has no tokenizer, or it

@@ -106,7 +106,7 @@ def with_sampler(*args, **kwargs) -> ConstrainedGRPOTrainer:
 
 
 def trained_on_samples(tmp_path, method: str, arguments: dict, **settings) -> Run:
-    chosen = {"method": method, "method_args": arguments}
+    chosen = {"method": {"name": method, **arguments}}
     return train(tmp_path, ConstrainedGRPOConfig, with_sampler, **chosen, **settings)
 
 

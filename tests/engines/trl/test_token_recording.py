@@ -20,8 +20,7 @@ from trustclip.logs.tokens import read_tokens, token_batch
 from trustclip.train.runs.directory import RunDirectory
 
 SETTINGS: dict[str, Any] = dict(
-    method="atr",
-    method_args={"delta": 0.01},
+    method={"name": "atr", "delta": 0.01},
     steps_per_generation=2,
     num_iterations=2,
     gradient_accumulation_steps=1,

@@ -463,8 +463,8 @@ class Grouped(tc.Method):
     ("settings", "words"),
     [
         ({"method": "art"}, ["'art'", "did you mean 'atr'"]),
-        ({"method_args": {"delat": 0.1}}, ["'delat'", "did you mean 'delta'"]),
-        ({"method_args": {"delta": -1.0}}, ["delta", "greater than 0", "-1.0"]),
+        ({"method": {"name": "atr", "delat": 0.1}}, ["'delat'", "did you mean 'delta'"]),
+        ({"method": {"name": "atr", "delta": -1.0}}, ["delta", "greater than 0", "-1.0"]),
         ({"method": {}}, ["a method needs a `name`"]),
         ({"loss_type": "sapo"}, ["loss_type", "sapo", "dr_grpo"]),
         ({"loss_type": "cispo"}, ["loss_type", "method='cispo'"]),
@@ -472,11 +472,10 @@ class Grouped(tc.Method):
         ({"epsilon_high": 0.3}, ["epsilon_high=0.3", "'clip_higher'"]),
         ({"delta": 4.0}, ["delta=4.0", "'dual_clip'"]),
         ({"importance_sampling_level": "sequence"}, ["importance_sampling_level", "level"]),
-        ({"method": "truly_ppo", "method_args": {"variant": "truly"}}, ["gradient of the full KL"]),
+        ({"method": {"name": "truly_ppo", "variant": "truly"}}, ["gradient of the full KL"]),
         (
             {
-                "method": "truly_ppo",
-                "method_args": {"variant": "ppo_rb"},
+                "method": {"name": "truly_ppo", "variant": "ppo_rb"},
                 "off_policy_mask_threshold": 0.1,
             },
             ["off_policy_mask_threshold", "sign"],

@@ -55,7 +55,7 @@ def trainer_of(tmp_path, trainer_class, config_class, model: Any, **settings: An
 def test_a_mixture_of_experts_trains_as_in_trl(tmp_path):
     theirs = trainer_of(tmp_path / "a", GRPOTrainer, GRPOConfig, mixture_of_experts(), epsilon=0.1)
     theirs.train()
-    args = {"method": "clip", "method_args": {"epsilon": 0.1}}
+    args = {"method": {"name": "clip", "epsilon": 0.1}}
     ours = trainer_of(
         tmp_path / "b", ConstrainedGRPOTrainer, ConstrainedGRPOConfig, mixture_of_experts(), **args
     )
@@ -247,7 +247,7 @@ def test_the_logged_loss_is_that_of_trl(tmp_path, method, args, theirs, settings
 
 
 def test_cut_tokens_have_no_gradient_whatever_value_they_are_held_at(tmp_path):
-    trainer = build(tmp_path, *BUILT, method="atr", method_args={"delta": 1e-6})
+    trainer = build(tmp_path, *BUILT, method={"name": "atr", "delta": 1e-6})
     inputs = one_batch(trainer)
     inputs["advantages"] = torch.tensor([1.0, -0.5, 0.25, -1.0, 0.3, 0.7])
     gates: list[Any] = []

@@ -46,7 +46,7 @@ def policy_losses(losses: str) -> list[tuple[Any, str]]:
     """The policy loss and the aggregation of each update."""
     if losses == "trustclip":
         return [
-            (TrustclipLossConfig(method=method, method_args=arguments), mode)
+            (TrustclipLossConfig(method={"name": method, **arguments}), mode)
             for method, arguments, mode in UPDATES
         ]
     own = [("vanilla", "token-mean"), ("gspo", "seq-mean-token-mean"), ("vanilla", "token-mean")]

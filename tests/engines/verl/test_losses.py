@@ -203,10 +203,10 @@ def hydra(**policy_loss: Any) -> Any:
 
 
 def test_the_configuration_names_the_method() -> None:
-    config = hydra(method="atr", method_args={"delta": 0.05})
+    config = hydra(method={"name": "atr", "delta": 0.05})
     assert config.policy_loss.constraint() == tc.method("atr", delta=0.05)
     inner = {"name": "kl2", "delta": 0.01}
-    both = hydra(method="both", method_args={"first": "atr", "second": inner})
+    both = hydra(method={"name": "both", "first": "atr", "second": inner})
     assert both.policy_loss.constraint() == tc.method("atr") & tc.method("kl2", delta=0.01)
 
 
@@ -214,8 +214,8 @@ def test_the_configuration_names_the_method() -> None:
     ("policy_loss", "said"),
     [
         ({"method": "art"}, "did you mean 'atr'"),
-        ({"method_args": {"dleta": 0.1}}, "did you mean 'delta'"),
-        ({"method_args": {"delta": -1}}, "greater than 0"),
+        ({"method": {"name": "atr", "dleta": 0.1}}, "did you mean 'delta'"),
+        ({"method": {"name": "atr", "delta": -1}}, "greater than 0"),
         ({"metod": "atr"}, "metod"),
         ({"loss_mode": "vanilla", "method": "atr"}, "ignores the method"),
         ({"loss_mode": "trustclip_art"}, "did you mean 'trustclip_atr'"),
@@ -224,7 +224,10 @@ def test_the_configuration_names_the_method() -> None:
         ({"method": "clip_cov"}, "trustclip.engines.trl"),
         ({"method": "trpo"}, "statistics over all ranks"),
         ({"method": "tis"}, "set algorithm.rollout_correction.rollout_is=token"),
-        ({"method_args": {"delta": {"controller": "target_gate", "share": 0.1}}}, "adapts"),
+        (
+            {"method": {"name": "atr", "delta": {"controller": "target_gate", "share": 0.1}}},
+            "adapts",
+        ),
     ],
     ids=str,
 )

@@ -19,8 +19,7 @@ LOSS = f"{ACTOR}.policy_loss"
 METHOD = [
     f"{LOSS}._target_=trustclip.engines.verl.TrustclipLossConfig",
     f"{LOSS}.loss_mode=trustclip",
-    f"+{LOSS}.method=atr",
-    f"+{LOSS}.method_args={{delta: 0.02}}",
+    f"+{LOSS}.method={{name: atr, delta: 0.02}}",
 ]
 SCHEDULE = [
     "algorithm.adv_estimator=grpo",
@@ -146,7 +145,7 @@ def test_the_sampler_reaches_a_method_that_corrects_for_it(tmp_path: Path) -> No
         tmp_path,
         *(f"{correction}.rollout_is=token", f"{correction}.rollout_is_threshold=inf"),
         f"+{LOSS}.rollout_correction=${{{correction}}}",
-        *(f"{LOSS}.method=icepop", f"~{LOSS}.method_args"),
+        *(f"{LOSS}.method.name=icepop", f"~{LOSS}.method.delta"),
         "trainer.total_training_steps=2",
     )
     assert code == 0, printed[-5000:]
@@ -164,7 +163,7 @@ def test_a_misspelt_key_ends_before_ray_starts(tmp_path: Path) -> None:
 
 
 def test_a_method_that_verl_cannot_train_ends_before_ray_starts(tmp_path: Path) -> None:
-    code, printed = main_ppo(tmp_path, f"{LOSS}.method=full_kl", f"{LOSS}.method_args={{}}")
+    code, printed = main_ppo(tmp_path, f"{LOSS}.method.name=full_kl")
     assert code != 0
     assert "'full_kl' cannot be trained in verl" in printed
     assert "Started a local Ray instance" not in printed

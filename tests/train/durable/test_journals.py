@@ -68,14 +68,6 @@ def test_what_came_after_the_checkpoint_may_be_damaged(tmp_path):
     assert again.cursor().keys() == cursor.keys()
 
 
-def test_checkpoints_of_the_first_release_hold_sizes_only(tmp_path):
-    run = recorded(tmp_path / "run")
-    cursor = {name: extent["bytes"] for name, extent in run.cursor().items()}
-    run.log({"step": 3})
-    resumed(run).rewind(cursor)
-    assert [row["step"] for row in read_jsonl(run.path / "metrics.jsonl")] == [1, 2]
-
-
 def test_an_extent_reads_each_byte_once_and_starts_again_after_a_cut(tmp_path, monkeypatch):
     path, extents, content, read = tmp_path / "a.jsonl", Extents(), b"", []
     new = hashlib.sha256

@@ -20,10 +20,10 @@ from trustclip.train.trainers import DurableGRPOTrainer
 
 pytestmark = pytest.mark.slow
 
-ATR = {"method": "atr", "method_args": {"delta": 0.01}}
-CLIP_COV = {"method": "clip_cov", "method_args": {"share": 0.2, "cov_low": 0.0, "cov_high": 50.0}}
-AVERAGE = {"method": "anchored", "method_args": {"anchor": "average", "decay": 0.7}}
-FULL_KL = {"method": "full_kl", "method_args": {"delta": 1e-3}}
+ATR = {"method": {"name": "atr", "delta": 0.01}}
+CLIP_COV = {"method": {"name": "clip_cov", "share": 0.2, "cov_low": 0.0, "cov_high": 50.0}}
+AVERAGE = {"method": {"name": "anchored", "anchor": "average", "decay": 0.7}}
+FULL_KL = {"method": {"name": "full_kl", "delta": 1e-3}}
 
 
 def schedule(per_generation: int, iterations: int, accumulation: int) -> dict[str, int]:
@@ -70,8 +70,7 @@ RUNS = {
         grpo,
         {
             **schedule(2, 2, 1),
-            "method": "centered",
-            "method_args": {"inner": "atr"},
+            "method": {"name": "centered", "inner": "atr"},
             "candidates": 8,
         },
     ),

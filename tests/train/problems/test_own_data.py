@@ -52,18 +52,6 @@ def test_a_hub_set_with_splits_and_parts_of_splits(hub):
         read("hub:own name")
 
 
-def test_parts_of_a_saved_folder(tmp_path):
-    whole = datasets.Dataset.from_list(ROWS)
-    datasets.DatasetDict({"train": whole, "dev": whole.select([7])}).save_to_disk(tmp_path / "d")
-    read = lambda split: load_problems(f"{tmp_path / 'd'}@{split}", selection=MAPPED)  # noqa: E731
-    assert [p.answer for p in read("train[10:12]")] == ["11", "12"]
-    assert len(read("train[:10%]+dev")) == 4
-    with pytest.raises(ValueError, match="unknown split 'dve'; did you mean 'dev'"):
-        read("dve[:1]")
-    with pytest.raises(ValueError, match=r"cannot take the split 'train\[:x\]'"):
-        read("train[:x]")
-
-
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
 def test_columns_of_a_file_and_a_wrong_one(tmp_path, suffix):
     flat = datasets.Dataset.from_list([{"ask": r["ask"], "gold": r["level"]} for r in ROWS])

@@ -105,9 +105,8 @@ def test_a_setting_that_a_run_has_otherwise_is_told_with_both_values(tmp_path):
     ):
         RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, server="fixed"))
     config = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    del config["server"]  # as in a release before it, which stored no marks either
+    del config["server"]  # as in a release before it
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    (tmp_path / "marks.json").unlink()
     with pytest.raises(ValueError, match="had no setting server, and did what 'none' does now"):
         RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, server="fixed"))
 
@@ -133,8 +132,6 @@ def test_neutral_settings_change_no_digest_and_the_name_of_a_method_is_not_neutr
     assert digest(recipe) == digest(same)
     other = {"seed": 0, "rl": {"method": {"name": "clip"}}}
     assert digest(recipe) != digest(other) and essential(recipe) != essential(other)
-    command = {"command": "rl", "method": {"name": "atr"}, "output_dir": "x"}
-    assert essential(command) == {"command": "rl", "method": {"name": "atr"}}
 
 
 def test_a_torn_last_line_is_mended_by_the_next_append(tmp_path):

@@ -60,7 +60,6 @@ BEYOND = {
     ("rl.gradient_accumulation_steps", "4"),
     ("rl.dataset", "arithmetc"),
     ("rl.dataset", "nowhere/train.jsonl"),
-    ("rl.method_args", "{'delta': 0.1}"),
     ("rl.trl", "{'adam_beta22': 0.9}"),
     ("rl.trl", "{'adam_beta2': 'high'}"),
     ("sft.max_steps", "0"),

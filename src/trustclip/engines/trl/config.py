@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
 
 from trustclip.constraints.base import Method, Trait, methods
 from trustclip.constraints.candidates import DEFAULT
-from trustclip.constraints.registry import as_method, with_arguments
+from trustclip.constraints.registry import as_method
 from trustclip.constraints.schedule import Schedule
 from trustclip.constraints.shadow import shadow_methods
 from trustclip.engines import limits
@@ -55,7 +55,6 @@ class ConstrainedGRPOConfig(GRPOConfig):
     ``allow_inert``, ``sampler``, ``replay``, ``candidates``, ``server`` and ``server_url``.
 
     Args:
-      method_args: deprecated: hyper-parameters, where ``method`` is a name.
       inert_patience: warn once when the gate has closed on no token for this many updates.
       head: output head that computes log-probabilities: ``"trustclip"`` (see `trustclip.head`),
         ``"trl"``, or ``"auto"``: trustclip's on a CPU, TRL's Triton kernels on a GPU.
@@ -83,13 +82,10 @@ class ConstrainedGRPOConfig(GRPOConfig):
       (0.07, 2.0)
     """
 
-    _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "method", "method_args"]
+    _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "method"]
 
     # `str` must come second: Transformers' HfArgumentParser parses the flag as that type.
     method: Method | str | dict[str, Any] | None = config_field("method")
-    method_args: dict[str, Any] | str | None = _option(
-        None, "Deprecated: hyper-parameters of the constraint."
-    )
     allow_inert: bool = config_field("allow_inert")
     inert_patience: int = _option(50, "Warn after this many updates in which no token was gated.")
 
@@ -111,9 +107,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
             allowed = get_args(kinds)
             if getattr(self, name) not in allowed:
                 raise ValueError(unknown(name, getattr(self, name), allowed))
-        spec = "atr" if self.method is None else self.method
-        chosen = as_method(with_arguments(spec, self.method_args))
-        self.method, self.method_args = chosen, None
+        self.method = chosen = as_method("atr" if self.method is None else self.method)
         self.shadows = shadows(self.shadows or (), chosen, supply(self))  # type: ignore[assignment]
         if problems := [*_not_honoured(self, chosen)]:
             raise ValueError("cannot train with these settings: " + " ".join(problems))

@@ -57,7 +57,7 @@ _IGNORED = {
 }
 
 #: Keys that a `TrustclipLossConfig` takes.
-_OWN_KEYS = ("method", "method_args", "shadows", "watched")
+_OWN_KEYS = ("method", "shadows", "watched")
 _KEYS = {
     "_target_",
     "loss_mode",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from trustclip.constraints.base import Method, methods
-from trustclip.constraints.registry import as_method, with_arguments
+from trustclip.constraints.registry import as_method
 from trustclip.constraints.shadow import shadow_methods
 from trustclip.engines import limits
 from trustclip.engines.limits import Supply
@@ -118,8 +118,7 @@ def constraint(settings: Mapping[str, Any]) -> Method:
     Args:
       settings: ``loss_mode``, one of `LOSS_MODES`; optionally ``method``: a name, or a mapping of
         ``name`` and hyper-parameters; the method of ``loss_mode`` when missing, else ``"atr"``.
-        ``method_args``, hyper-parameters of a name, is deprecated. ``rollout_correction``: see
-        `supply`.
+        ``rollout_correction``: see `supply`.
 
     Raises:
       ValueError: a loss mode of verl's own, or unknown; two methods; unknown method or
@@ -131,7 +130,7 @@ def constraint(settings: Mapping[str, Any]) -> Method:
     """
     correction = settings.get("rollout_correction") or {}
     decisive = {name: correction.get(name) for name in DECISIVE if correction.get(name) is not None}
-    spec = [settings.get(name) for name in ("loss_mode", "method", "method_args")]
+    spec = [settings.get(name) for name in ("loss_mode", "method")]
     return _build(json.dumps([*spec, decisive], default=_to_plain))
 
 
@@ -144,7 +143,7 @@ def _to_plain(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _build(text: str) -> Method:
-    mode, spec, arguments, correction = json.loads(text)
+    mode, spec, correction = json.loads(text)
     if not str(mode).startswith(LOSS_MODE):
         raise ValueError(
             f"loss_mode={mode!r} is verl's own and ignores the method; set it to {LOSS_MODE!r}."
@@ -158,7 +157,7 @@ def _build(text: str) -> Method:
             f"loss_mode={mode!r} and method={name!r} name two methods; set loss_mode="
             f"{LOSS_MODE!r} with `method`, or leave `method` out."
         )
-    chosen = as_method(with_arguments(spec or preset or DEFAULT, arguments))
+    chosen = as_method(spec or preset or DEFAULT)
     if problem := limits.refusal(chosen, supply({"rollout_correction": correction})):
         raise ValueError(problem)
     return chosen

@@ -6,7 +6,7 @@ process, through the entry point ``verl.plugins``; see `trustclip.engines.verl.p
 relies on the registry, `agg_loss` and `PolicyLossConfig`, whose names are public there.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -49,7 +49,6 @@ class TrustclipLossConfig(PolicyLossConfig):
       method: the constraint: a name (see ``trustclip methods``, or ``"package.module:Class"``),
         or a mapping, for example ``{"name": "atr", "delta": 0.07}``; that of ``loss_mode`` when
         None, else ``"atr"``.
-      method_args: deprecated: hyper-parameters, where ``method`` is a name.
       shadows: methods to watch with, each as ``method`` is given; see
         `trustclip.constraints.shadow`.
       watched: the loss mode that ``"trustclip_watch"`` trains with.
@@ -65,7 +64,6 @@ class TrustclipLossConfig(PolicyLossConfig):
 
     loss_mode: str = LOSS_MODE
     method: Any = None
-    method_args: dict[str, Any] = field(default_factory=dict)
     shadows: Any = ()
     watched: str = WATCHED
 

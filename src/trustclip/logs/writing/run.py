@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Self
 import yaml
 
 from trustclip.logs.forms import HASHES, read_summary
-from trustclip.logs.identity import MARKS, Marks, essential, flat, renamed, with_method
+from trustclip.logs.identity import MARKS, Marks, essential, flat, with_method
 from trustclip.logs.samples import SHARD, newest_shard, own_shards
 from trustclip.logs.tokens import TOKENS, UPDATE, TokenRow, write_tokens
 from trustclip.logs.writing.environment import environment, versions
@@ -91,7 +91,7 @@ class RunWriter:
         config, marks = described(command, settings, marks)
         current = flat(essential(config, marks))
         with consent(*names_in(current)):
-            begun = _all_of_method(with_method(renamed(whole(path / "config.yaml"))))
+            begun = _all_of_method(with_method(whole(path / "config.yaml")))
         stored = flat(essential(begun, Marks.read(path)))
         longer = extension(marks.extends, stored, current)
         for key in {**current, **stored}:

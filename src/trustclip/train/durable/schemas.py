@@ -21,7 +21,6 @@ class _Extent(TypedDict):
     __pydantic_config__ = STRICT  # type: ignore[misc]
     bytes: Count
     sha256: Digest
-    chain: NotRequired[list[Any]]  # of releases before 0.3
 
 
 class _Identity(TypedDict):

@@ -2,15 +2,13 @@
 
 import codecs
 import csv
-import gzip
 import io
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from trustclip.support import parquet, reading
 from trustclip.support.names import nearest
@@ -18,14 +16,12 @@ from trustclip.train.problems.rows import RowError
 
 #: A longer line is no row.
 MAX_LINE_BYTES = 2**24
-#: A JSON array is read as a whole; this is its largest size, unpacked.
+#: A JSON array is read as a whole; this is its largest size.
 MAX_ARRAY_BYTES = 2**29
 #: Characters of a row that its report shows.
 START_CHARS = 200
-#: Formats of files; the text ones may be compressed, with a further .gz.
+#: Formats of files.
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
-# Either marks a folder of `datasets.save_to_disk`.
-_SAVED = ("state.json", "dataset_dict.json")
 
 #: A row with its line (in CSV its last one), and its text where the file has one; a RowError where
 #: there is no row.
@@ -33,24 +29,8 @@ Rows = Iterator[tuple[int, Any, str]]
 
 
 def format_of(path: Path) -> str | None:
-    """The suffix that determines the format of a file, without .gz; None for an unknown one."""
-    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
-    return suffixes[-1] if suffixes and suffixes[-1] in SUFFIXES else None
-
-
-def stem_of(path: Path) -> str:
-    """Name of a file without its suffix, also where it is compressed.
-
-    Example:
-      >>> stem_of(Path("data/mine.v2.jsonl.gz"))
-      'mine.v2'
-    """
-    return Path(path.stem).stem if path.suffix.lower() == ".gz" else path.stem
-
-
-def is_saved(path: Path) -> bool:
-    """Whether a folder was written by ``datasets.save_to_disk``."""
-    return path.is_dir() and any((path / mark).is_file() for mark in _SAVED)
+    """The suffix that determines the format of a file; None for an unknown one."""
+    return suffix if (suffix := path.suffix.lower()) in SUFFIXES else None
 
 
 def near_hint(name: str, names: Iterable[str]) -> str:
@@ -65,9 +45,8 @@ def file_rows(path: Path) -> Rows:
         raise ValueError(_no_file(path))
     readers = (_jsonl_rows, _json_rows, _csv_rows, _parquet_rows)
     form = format_of(path)
-    if form is None or (form == ".parquet" and path.suffix.lower() == ".gz"):
-        kind = "".join(path.suffixes[-2:]) if path.suffix.lower() == ".gz" else path.suffix
-        raise ValueError(f"{path}: cannot read {kind!r} files, only {', '.join(SUFFIXES)}")
+    if form is None:
+        raise ValueError(f"{path}: cannot read {path.suffix!r} files, only {', '.join(SUFFIXES)}")
     return _readable(path, readers[SUFFIXES.index(form)](path))
 
 
@@ -100,30 +79,26 @@ def part_of(path: Path, part: str) -> Rows:
 def _readable(path: Path, rows: Rows) -> Rows:
     try:
         yield from rows
-    except (OSError, EOFError, zlib.error) as error:
+    except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error}") from error
 
 
 def _no_file(path: Path) -> str:
     if path.is_dir():
         return (
-            f"{path} is a folder that datasets.save_to_disk has not written; a problem source is a "
-            f"file ({', '.join(SUFFIXES)}) or such a folder"
+            f"{path} is a folder; a problem source is a file ({', '.join(SUFFIXES)}), and "
+            "Dataset.to_parquet makes one of a data set that was saved to disk"
         )
     if path.exists():
         return f"{path} is not a regular file"
     if not path.parent.is_dir():
         return f"no file {path}: there is no folder {path.parent}"
-    readable = (p.name for p in path.parent.iterdir() if format_of(p) or is_saved(p))
+    readable = (p.name for p in path.parent.iterdir() if format_of(p))
     return f"no file {path}{near_hint(path.name, readable)}"
 
 
-def _open(path: Path) -> BinaryIO:
-    return gzip.open(path) if path.suffix.lower() == ".gz" else reading.opened(path)  # type: ignore[return-value]
-
-
 def _jsonl_rows(path: Path) -> Rows:
-    with _open(path) as file:
+    with reading.opened(path) as file:
         for number in count(1):
             line = file.readline(MAX_LINE_BYTES + 1)
             if len(line) > MAX_LINE_BYTES:
@@ -143,7 +118,7 @@ def _parse_json(text: bytes) -> Any:
 
 
 def _json_rows(path: Path) -> Rows:
-    with _open(path) as file:
+    with reading.opened(path) as file:
         start = file.read(64).removeprefix(codecs.BOM_UTF8).lstrip()
         if start.startswith(b"["):
             start += file.read(MAX_ARRAY_BYTES + 1)
@@ -152,8 +127,8 @@ def _json_rows(path: Path) -> Rows:
         return
     if len(start) > MAX_ARRAY_BYTES:
         raise ValueError(
-            f"{path}: larger than {MAX_ARRAY_BYTES // 2**20} MiB unpacked, which a JSON array "
-            "may have; write it as JSON lines (.jsonl), one row a line"
+            f"{path}: larger than {MAX_ARRAY_BYTES // 2**20} MiB, which a JSON array may have; "
+            "write it as JSON lines (.jsonl), one row a line"
         )
     rows = _parse_json(start)
     if isinstance(rows, RowError):
@@ -164,7 +139,7 @@ def _json_rows(path: Path) -> Rows:
 def _csv_rows(path: Path) -> Rows:
     # surrogateescape leaves a lone surrogate where a byte is invalid; the row check finds it.
     with io.TextIOWrapper(
-        _open(path), encoding="utf-8-sig", errors="surrogateescape", newline=""
+        reading.opened(path), encoding="utf-8-sig", errors="surrogateescape", newline=""
     ) as file:
         reader = csv.DictReader(file, strict=True)
         try:

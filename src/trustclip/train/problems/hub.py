@@ -3,10 +3,8 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
-from trustclip.support.names import unknown
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.rows import Fields, is_numeric
 
@@ -149,41 +147,6 @@ def hub_rows(source: HubSource, split: str) -> Iterator[Any]:
             f"{str(error).removesuffix('.')}. Name another split as {source.path}@SPLIT; without "
             "network, use a file"
         ) from error
-
-
-def saved_rows(folder: Path, split: str | None, use: Use) -> Iterator[Any]:
-    """Rows of a folder written by ``datasets.save_to_disk``.
-
-    Of several splits, a part of one (``train[:1000]``) too, or (None) the one named after the use.
-
-    Raises:
-      ValueError: ``datasets`` is not installed, or there is no such split.
-    """
-    datasets = _datasets(str(folder))
-    try:
-        data: Any = datasets.load_from_disk(str(folder))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{folder}: not a readable data set folder: {error}") from error
-    if isinstance(data, dict):
-        data = _part(datasets, data, split or use, folder)
-    elif split is not None:
-        raise ValueError(f"{folder} is a data set without splits; leave @{split} out")
-    yield from _rows(data)
-
-
-def _part(datasets: Any, data: Any, split: str, folder: Path) -> Any:
-    """A split of a saved data set, or a part or sum of splits, as ``datasets`` writes them."""
-    name = re.split(r"[\[+]", split)[0]
-    if name not in data:
-        raise ValueError(f"{folder}: {unknown('split', name, data)} Name one: {folder}@SPLIT")
-    try:
-        lengths = {name: len(one) for name, one in data.items()}
-        parts = datasets.ReadInstruction.from_spec(split).to_absolute(lengths)
-    except (ValueError, AssertionError) as error:
-        raise ValueError(f"{folder}: cannot take the split {split!r}: {error}") from error
-    return datasets.concatenate_datasets(
-        [data[part.splitname].select(range(part.from_, part.to)) for part in parts]
-    )
 
 
 def _datasets(place: str) -> Any:

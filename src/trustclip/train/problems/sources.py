@@ -15,10 +15,8 @@ from trustclip.train.problems.files import (
     Rows,
     file_rows,
     format_of,
-    is_saved,
     near_hint,
     part_of,
-    stem_of,
 )
 from trustclip.train.problems.hub import (
     HUB,
@@ -28,7 +26,6 @@ from trustclip.train.problems.hub import (
     hub_rows,
     hub_source,
     named_after,
-    saved_rows,
 )
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.rows import (
@@ -95,12 +92,11 @@ def load_problems(
     The whole source is read whatever ``limit`` is, so that the same rows are bad.
 
     Args:
-      source: a path ending in .jsonl, .json, .csv or .parquet, also with .gz behind it; a folder
-        written by ``datasets.save_to_disk``; a known name (``amc23``, ``aime24``, ``aime25``,
-        ``math500``, ``gsm8k``, ``dapo``, ``dapo_en``, ``openmath``); or a hub id ``owner/name`` or
-        ``owner/name:config``, with ``hub:`` before it where a folder has that name. A split, or
-        a part of one or of a file, is named behind ``@``: ``gsm8k@train[:1000]``,
-        ``mine.jsonl@[200:]``.
+      source: a path ending in .jsonl, .json, .csv or .parquet; a known name (``amc23``,
+        ``aime24``, ``aime25``, ``math500``, ``gsm8k``, ``dapo``, ``dapo_en``, ``openmath``); or a
+        hub id ``owner/name`` or ``owner/name:config``, with ``hub:`` before it where a folder has
+        that name. A split, or a part of one or of a file, is named behind ``@``:
+        ``gsm8k@train[:1000]``, ``mine.jsonl@[200:]``.
       use: ``"train"`` reads the training split of a set that has splits, ``"test"`` its test split,
         unless the source names one.
       limit: keep only this many of the good problems, the first ones.
@@ -184,10 +180,8 @@ def open_source(source: str, use: Use) -> tuple[str, str, HubSource, Rows]:
     if format_of(path) or (path.exists() and not of_hub):
         rules = named_after(path.stem) or HubSource(name)
         rules = HubSource(name, kind=rules.kind, integer=rules.integer)
-        if path.is_dir() and is_saved(path):
-            return name, path.name, rules, _number_rows(saved_rows(path, split, use))
         rows = file_rows(path) if split is None or path.is_dir() else part_of(path, split)
-        return name, stem_of(path), rules, rows
+        return name, path.stem, rules, rows
     if entry is None:
         raise ValueError(_unknown(source, HUB_SOURCES))
     stem = name if name in HUB_SOURCES else entry.path.rpartition("/")[2]
@@ -199,7 +193,7 @@ def task_file(name: str, data_dir: Path) -> Path | None:
     """The file in ``data_dir`` that holds a task, or None where only the hub has it."""
     if not data_dir.is_dir():
         raise ValueError(f"{data_dir} is not a folder")
-    files = {path: stem_of(path) for path in sorted(data_dir.iterdir()) if format_of(path)}
+    files = {path: path.stem for path in sorted(data_dir.iterdir()) if format_of(path)}
     base = name.replace("@", "_")  # gsm8k@train is the file gsm8k_train.jsonl
     matches = [p for p, stem in files.items() if re.match(rf"{re.escape(base)}($|[_.-])", stem)]
     entry = hub_source(name)
@@ -215,8 +209,8 @@ def task_file(name: str, data_dir: Path) -> Path | None:
 
 def _unknown(name: str, names: Iterable[str]) -> str:
     allowed = (
-        f"{', '.join(HUB_SOURCES)}, a file ({', '.join(SUFFIXES)}), a folder of "
-        "datasets.save_to_disk, or a hub id owner/name, each with @SPLIT where it has splits"
+        f"{', '.join(HUB_SOURCES)}, a file ({', '.join(SUFFIXES)}), or "
+        "a hub id owner/name, each with @SPLIT where it has splits"
     )
     return f"unknown problem source {name!r}{near_hint(name, names)}. Allowed: {allowed}"
 

@@ -62,8 +62,7 @@ class Verification:
             return f"not whole: {count['changed']} changed, {count['missing']} missing."
         if not count["whole"]:
             return (
-                "unrecorded: it has no hashes, because it was stopped before its first checkpoint "
-                "or is of an earlier release."
+                "unrecorded: it has no hashes, because it was stopped before its first checkpoint."
             )
         one = count["whole"] == 1
         these = "file or checkpoint is" if one else "files and checkpoints are"
@@ -113,9 +112,7 @@ class _Comparison:
                 verify_checkpoint(path)
                 shared = path / "shared.json"
                 content = read_json(shared) if shared.exists() else {}
-                cursor = content.get("cursor", {})
-                # Of trustclip 0.1, sizes alone.
-                self._take({k: v for k, v in cursor.items() if not isinstance(v, int)})
+                self._take(content.get("cursor", {}))
             except CheckpointError as error:
                 yield FileState(name, "changed", str(error).removeprefix(f"{path}: "))
             except _MALFORMED as error:

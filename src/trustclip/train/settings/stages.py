@@ -202,9 +202,8 @@ class Training(Problems):
     """What fine-tuning and reinforcement learning have in common."""
 
     dataset: str
-    """Problems with answers, or with solutions to tune on: a file, a folder of
-    datasets.save_to_disk, a hub id (NAME:CONFIG@SPLIT), or generated ones ("arithmetic",
-    "word-sums", ...)."""
+    """Problems with answers, or with solutions to tune on: a file, a hub id
+    (NAME:CONFIG@SPLIT), or generated ones ("arithmetic", "word-sums", ...)."""
     split: Annotated[str | None, Since(before=None)] = None
     """Split of the data set, or a part of it, such as "train[:1000]"; of a file, "[:1000]"."""
     exclude: Annotated[str, Since(before=NOTHING)] = OWN_TESTS

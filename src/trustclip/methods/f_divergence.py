@@ -1,14 +1,13 @@
-"""A constraint on any f-divergence, of the token's ratio or of its probability."""
+"""A constraint on an f-divergence, of the token's ratio or of its probability."""
 
 from typing import Literal
 
 from torch import Tensor
 
-from trustclip.constraints import fdivergences, gates
+from trustclip.constraints import gates
 from trustclip.constraints.base import (
     ByToken,
     Method,
-    Number,
     Positive,
     Trait,
     clips,
@@ -16,6 +15,7 @@ from trustclip.constraints.base import (
     need_p_old,
 )
 from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
+from trustclip.constraints.fdivergences import NAMED
 
 
 @definition
@@ -39,17 +39,13 @@ class FDivergence(Method):
     - ``chi2``: $(w-1)^2$, Pearson's chi2(new || old);
     - ``hellinger``: $(\sqrt w - 1)^2$, the squared Hellinger distance, at most 2;
     - ``js``: $\frac12(w\log\frac wm - \log m)$ with $m = (1+w)/2$, Jensen and Shannon's, at most
-      $\log 2$;
-    - ``alpha``: $(w^\alpha - 1 - \alpha(w-1)) / (\alpha(\alpha-1))$, at 0 KL(old || new), at 1
-      KL(new || old), at 2 half of chi2.
+      $\log 2$.
 
     ``kl_old_new`` of the ratio is ``atr``; of the probability it is ``trgppo`` without its union
     with PPO's interval (BandPO's band), and ``chi2`` there is BandPO's other band.
 
     Args:
-      divergence: one of the above, or ``"package.module:function"``: a torch function of the
-        ratio, convex and 0 at 1.
-      alpha: of ``"alpha"``, and only of it.
+      divergence: one of the above.
       delta: $\delta$, in the unit of the divergence (nats, but for chi2 and hellinger).
       bounds: ``"ratio"``, the same interval for every token, or ``"bernoulli"``, one that is wider
         the rarer the token.
@@ -69,14 +65,10 @@ class FDivergence(Method):
       the bands: `BandPO <https://arxiv.org/abs/2603.04918>`_, 2026
     """
 
-    divergence: str = "kl_old_new"
-    alpha: Number | None = None
+    divergence: Literal["kl_old_new", "kl_new_old", "chi2", "hellinger", "js"] = "kl_old_new"
     delta: ByToken[Positive] = 0.07
     bounds: Literal["ratio", "bernoulli"] = "ratio"
     side: gates.Side = "outward"
-
-    def __post_init__(self) -> None:
-        self._measure()
 
     @property
     def traits(self) -> Trait:
@@ -85,16 +77,16 @@ class FDivergence(Method):
 
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         if self.bounds == "ratio":
-            return self._measure().log_interval(self.delta)
+            return NAMED[self.divergence].log_interval(self.delta)
         logp_old = need_p_old(p_old, self.name).log()
-        return self._measure().log_bernoulli_interval(logp_old, self.delta)
+        return NAMED[self.divergence].log_bernoulli_interval(logp_old, self.delta)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         by_ratio = self.bounds == "ratio"
         if by_ratio and not isinstance(self.delta, Tensor):
             return gates.interval(batch, self.log_interval(), self.side)
         # Whether a token is inside follows from the divergence itself, without finding a root.
-        measure, new = self._measure(), batch.logp.detach()
+        measure, new = NAMED[self.divergence], batch.logp.detach()
         if by_ratio:
             divergence = measure.token(new - batch.logp_old)
         else:
@@ -103,6 +95,3 @@ class FDivergence(Method):
             divergence <= self.delta, batch.log_ratio, batch.advantages, self.side
         )
         return gates.hard(batch, kept)
-
-    def _measure(self) -> fdivergences.Divergence:
-        return fdivergences.f_divergence(self.divergence, self.alpha)

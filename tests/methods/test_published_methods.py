@@ -7,13 +7,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-import oracle
 import pytest
 import reference_values as known
 import torch
-import wider_values as wider
-import yaml
 from patience import NEVER
 from torch import Tensor
 
@@ -35,80 +31,6 @@ def batch_of(
     old = torch.full((1, len(log_ratio)), math.log(p_old), dtype=DOUBLE)
     mask = torch.ones_like(old, dtype=torch.bool)
     return tc.TokenBatch(old + row(*log_ratio), old, row(*advantages), mask, **optional)
-
-
-def tokens_of(log_ratio: Sequence[float], advantages: Sequence[float], p_old: float = 0.5):
-    """As many sequences of one token: what a method measures over a sequence is the token's."""
-    batch = batch_of(log_ratio, advantages, p_old)
-    fields = (batch.logp, batch.logp_old, batch.advantages, batch.mask)
-    return tc.TokenBatch(*(tensor.T for tensor in fields))
-
-
-def parse(spec: str) -> tc.Method:
-    name, *parameters = spec.split()
-    return tc.method(name, **{k: yaml.safe_load(v) for k, v in (p.split("=") for p in parameters)})
-
-
-# Known values ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("spec", wider.GATES)
-def test_gates(spec: str) -> None:
-    method, cells = parse(spec), iter(wider.GATES[spec].split())
-    for p, ratios in known.RATIO_GRID.items():
-        for a in (1.0, -1.0):
-            # A ratio on a bound is inside; the rounding of new - old must not push it out.
-            log_ratios = [math.log(w) * (1 - 1e-13) for w in ratios]
-            batch = tokens_of(log_ratios, [a] * len(ratios), p_old=p)
-            want = [w * float(mark) for w, mark in zip(ratios, next(cells), strict=True)]
-            got = (tc.coefficient(method, batch) * a).flatten().tolist()
-            assert got == pytest.approx(want, rel=1e-12), (p, a)
-
-
-@pytest.mark.parametrize("spec", wider.WEIGHTS)
-def test_weights(spec: str) -> None:
-    method, ratios = parse(spec), known.RATIO_GRID[0.01]
-    for a, text in zip((1.0, -1.0), wider.WEIGHTS[spec].split("/"), strict=True):
-        want = [float(c) for c in text.split()]
-        batch = tokens_of([math.log(w) for w in ratios], [a] * len(ratios))
-        got = (tc.coefficient(method, batch) * a).flatten().tolist()
-        assert got == pytest.approx(want, rel=1e-11), a
-        params, column = method.to_dict(), np.log(ratios)[:, None]
-        rule = oracle.gradient(method.name, params, oracle.Tokens(column, a + 0 * column)) * a
-        assert rule[:, 0].tolist() == pytest.approx(want, rel=1e-11), a
-
-
-def test_vespo() -> None:
-    for a, column in ((1.0, 1), (-1.0, 2)):
-        ratios, want = zip(*((r[0], r[column]) for r in wider.VESPO), strict=True)
-        got = tc.coefficient(tc.method("vespo"), tokens_of([math.log(w) for w in ratios], [a] * 9))
-        assert (got * a).flatten().tolist() == pytest.approx(want, rel=1e-12)
-    top = tc.coefficient(tc.method("vespo"), tokens_of([math.log(2 / 3), math.log(1.5)], [1, -1]))
-    assert top.flatten().tolist() == pytest.approx([1.208125257092909, -1.2415931139536178])
-
-
-def test_bands() -> None:
-    for p, delta, *want in wider.BANDS:
-        p_old = torch.tensor(p, dtype=DOUBLE)
-        tv = tc.interval("bandpo", p_old=p_old, divergence="tv", delta=delta, ceiling=None)
-        chi2 = tc.interval("bandpo", p_old=p_old, divergence="chi2", delta=delta, ceiling=None)
-        assert [float(b) for b in (*tv, *chi2)] == pytest.approx(want, rel=1e-12, abs=1e-12)
-        assert tuple(map(float, tc.interval("dppo", p_old=p_old, delta=delta))) == pytest.approx(
-            want[:2], abs=1e-12
-        )
-
-
-def test_a_band_ends_at_its_cap() -> None:
-    """10, as in the released code; the band alone goes to 53.5 at p = 0.001."""
-    p = torch.tensor([0.001, 0.01], dtype=DOUBLE)
-    high = torch.as_tensor(tc.interval("bandpo", p_old=p)[1])
-    assert high.tolist() == pytest.approx([10.0, 7.8098], abs=1e-4)
-    free = tc.method("bandpo", ceiling=None)
-    high = torch.as_tensor(tc.interval(free, p_old=p)[1])
-    assert high.tolist() == pytest.approx([53.5, 7.81], abs=0.1)
-    batch = tokens_of([math.log(9.9), math.log(10.1), math.log(53)], [1.0] * 3, p_old=0.001)
-    assert tc.method("bandpo").surrogate(batch).kept.flatten().tolist() == [True, False, False]
-    assert free.surrogate(batch).kept.all()
 
 
 # Relations ---------------------------------------------------------------------------------------
@@ -140,13 +62,6 @@ def test_ppo_penalty_follows_the_exact_divergence() -> None:
     (got,) = torch.autograd.grad(objective.sum(), leaf)
     want = [2 * math.exp(0.5) - 3 * 0.5, 2 * math.exp(0.1) - 3 * 0.1]
     assert got[0].tolist() == pytest.approx(want, rel=1e-12)
-
-
-def test_ppo_penalty_adapts_its_price() -> None:
-    hold = {"controller": "target", "metric": "k3", "target": 0.01, "response": "falls"}
-    method = tc.method("ppo_penalty", beta=hold)
-    prices = [method.after({"k3": kl}).inner.beta for kl in (0.005, 0.01, 0.02)]  # type: ignore[attr-defined]
-    assert prices[0] < prices[1] == 1.0 < prices[2]
 
 
 def cov_batch(copies: int = 1, shift: float = -0.01) -> tc.TokenBatch:
@@ -270,30 +185,6 @@ def test_a_few_tokens_and_the_rest() -> None:
         divergences.binary_kl_old_new(old[0].log(), new[0].log()).item(), rel=1e-12
     )
     assert divergences.categorical_kl(*binary) <= divergences.categorical_kl(a, b)
-
-
-# The engine that sampled -------------------------------------------------------------------------
-
-
-def test_rollout_correction_by_hand() -> None:
-    """log(old / rollout) of 0.1, -1.2, 1 and none; their sum -0.1, their mean -1/30 over three."""
-    old, rho = math.log(0.5), (0.1, -1.2, 1.0)
-    rollout = row(*(old - r for r in rho), math.nan)
-    batch = batch_of([0.0] * 4, [1.0, -1.0, 1.0, 1.0], logp_rollout=rollout)
-    e = math.exp
-    for spec, want in [
-        ({"name": "tis"}, [e(0.1), -e(-1.2), 2.0, 1.0]),
-        ({"name": "tis", "level": "sequence"}, [e(-0.1), -e(-0.1), e(-0.1), e(-0.1)]),
-        ({"name": "icepop"}, [e(0.1), 0.0, e(1), 1.0]),
-        ({"name": "icepop", "ceiling": 2.0, "floor": 0.3}, [e(0.1), -e(-1.2), 0.0, 1.0]),
-        ({"name": "icepop", "level": "sequence", "floor": 0.95}, [0.0] * 4),
-        ({"name": "icepop", "level": "geometric", "floor": 0.95},
-         [e(-0.025), -e(-0.025), e(-0.025), e(-0.025)]),
-    ]:  # fmt: skip
-        got = tc.coefficient(tc.as_method(spec), batch)[0].tolist()
-        assert got == pytest.approx(want, rel=1e-12), spec
-    masked = tc.method("icepop").surrogate(batch).kept[0].tolist()
-    assert masked == [True, False, True, True]
 
 
 # Composition -------------------------------------------------------------------------------------

@@ -51,15 +51,6 @@ def test_the_oracle_has_the_same_gradient_coefficients(spec: str) -> None:
                 assert got == pytest.approx(w * {"1": 1, "0": 0, "-": -0.3}[mark]), (p, a, w)
 
 
-def test_soft_gate() -> None:
-    ratios, positive, negative = zip(*known.SOFT_GATE, strict=True)
-    method = tc.method("soft_gate", temperature_positive=1.0, temperature_negative=1.05)
-    for a, want in ((1.0, positive), (-1.0, negative)):
-        batch = batch_of([math.log(w) for w in ratios], [a] * len(ratios))
-        assert (tc.coefficient(method, batch) * a)[0].tolist() == pytest.approx(want, rel=1e-12)
-        assert method.surrogate(batch).kept.all()
-
-
 @pytest.mark.parametrize(
     ("spec", "defaults"),
     [

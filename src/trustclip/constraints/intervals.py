@@ -15,14 +15,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from trustclip.constraints import divergences
 from trustclip.constraints.divergences import k3_series
 
 Bounds = tuple[float, float]
 
-#: Threshold in nats below which `log_bernoulli_kl` spends the time that keeps every digit, and the
-#: one beyond which e to minus it is no digit of the bounds.
-_SMALL, _LARGE = 1e-8, 40.0
+#: Threshold in nats beyond which e to minus it is no digit of the bounds of `log_bernoulli_kl`.
+_LARGE = 40.0
 #: Change of a logit below which e^x - 1 is -1 in float64; exponentials that underflow are slow.
 _FAR = -40.0
 #: Largest log-ratio with a ratio in float64.
@@ -182,8 +180,7 @@ def log_bernoulli_kl(
     Args:
       logp_old: $\log p$ of the token under the old policy, nats. Any shape; below -300 counts as
         -300.
-      delta: threshold, nats; from 1e-14 to 700. A tensor of thresholds, one for each token, keeps
-        12 digits from 1e-8 on.
+      delta: threshold, nats; from 1e-8 to 700. Or a tensor of them, one for each token.
       steps: Newton steps. 4 reach 12 digits of the log-ratio for every p from 1e-12 to 1 - 1e-12
         and every bound above -700, given float64.
 
@@ -213,9 +210,6 @@ def log_bernoulli_kl(
     c = threshold / variance
     start = (2 * c).sqrt_().add_(c).log1p_()
     x = torch.stack((start.neg(), start))  # [2, ...]: the low and the high root
-    if not per_token and threshold < _SMALL:
-        low, high = _log_ratios(_small_bernoulli_kl(x, s, threshold, steps + 2), s, p < 0.5)
-        return low.to(logp_old.dtype), high.to(logp_old.dtype)
     # One allocation for all steps: the system gives fresh pages of this size away slowly.
     growth, partition, value = x.new_empty(3, *x.shape)
     for step in range(steps):
@@ -237,19 +231,6 @@ def log_bernoulli_kl(
     if far is not None:
         low, high = (torch.where(beyond, f, n) for f, n in zip(far, (low, high), strict=True))
     return low.to(logp_old.dtype), high.to(logp_old.dtype)
-
-
-def _small_bernoulli_kl(x: Tensor, s: Tensor, delta: float, steps: int) -> Tensor:
-    r"""Roots of `log_bernoulli_kl` from their start on, where differences lose the threshold.
-
-    The left side is $s\,k_3(x) - k_3(\log(1 + s(e^x - 1)))$: of second order, term by term.
-    """
-    for _ in range(steps):
-        growth = torch.expm1(x)
-        partition = torch.log1p(s * growth)
-        value = s * divergences.k3(x) - divergences.k3(partition) - delta
-        x = x - value * partition.exp() / (growth * s * (1 - s))
-    return x
 
 
 def _log_ratios(x: Tensor, s: Tensor, rare: Tensor) -> tuple[Tensor, Tensor]:

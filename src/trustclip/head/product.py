@@ -49,7 +49,10 @@ class Head:
 
     def __post_init__(self) -> None:
         if _is_dtensor(self.weight):
-            raise ValueError("`weight` is a DTensor: take the whole of it, weight.full_tensor().")
+            raise ValueError(
+                "`weight` is a DTensor. Score inside of the module's forward pass, where FSDP2 has "
+                "gathered it; under tensor parallelism give weight.full_tensor()."
+            )
         if self.weight.dim() != 2:
             raise ValueError(
                 f"`weight` must be [vocabulary, hidden], got shape {tuple(self.weight.shape)}."

@@ -41,7 +41,6 @@ MORE = [
     ("ipo", {"ceiling": 1.2}),
     ("m2po", {"side": "strict", "anchor": "rollout", "budget": 0.1}),
     ("drpo", {"delta": 0.15}),
-    ("f_divergence", {"divergence": "js", "bounds": "bernoulli"}),
     ("dgpo", {"low": 0.1, "high": 0.3, "n": 2.0, "m": 1.0}),
     *(("vaco", {"delta": delta}) for delta in (0.1, 0.3)),
     ("cppo", {"delta": 0.05, "budget": 0.01}),

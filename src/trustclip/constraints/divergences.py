@@ -122,6 +122,26 @@ def hellinger(log_ratio: Tensor) -> Tensor:
     return safe_expm1(0.5 * log_ratio).square()
 
 
+def js(log_ratio: Tensor) -> Tensor:
+    r"""Jensen and Shannon's: $\tfrac12(w\log\tfrac wm - \log m)$ with $m = \tfrac{1+w}{2}$.
+
+    As a sum of terms that are not negative; at most $\log 2$ on average.
+
+    Example:
+      >>> round(js(torch.tensor(2.0, dtype=torch.float64).log()).item(), 12)
+      0.084949518398
+    """
+    near = log_ratio.abs() < 1
+    h = torch.where(near, 0.5 * log_ratio, 0.0)
+    # log m = h + log cosh h keeps its digits near ratio 1, where those of 1 + w are lost.
+    log_m = torch.where(
+        near,
+        h + 0.5 * torch.log1p(torch.sinh(h).square()),
+        torch.nn.functional.softplus(log_ratio, threshold=40) - math.log(2),
+    )
+    return 0.5 * safe_exp(log_m) * (is_k3(-log_m) + is_k3(log_ratio - log_m))
+
+
 def log1mexp(logp: Tensor) -> Tensor:
     r"""$\log(1 - e^{\ell})$ for $\ell \le 0$ without cancellation at either end.
 

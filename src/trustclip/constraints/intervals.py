@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from trustclip.constraints import divergences
 from trustclip.constraints.divergences import k3_series
 
 Bounds = tuple[float, float]
@@ -23,6 +24,9 @@ Bounds = tuple[float, float]
 _LARGE = 40.0
 #: Change of a logit below which e^x - 1 is -1 in float64; exponentials that underflow are slow.
 _FAR = -40.0
+#: Largest |log-ratio| in which `log_js` seeks a bound; halvings of the logarithm of a bracket, at
+#: most 53 wide: less than the spacing of float64.
+_FURTHEST, _HALVINGS = 700.0, 60
 #: Largest log-ratio with a ratio in float64.
 _LARGEST = math.log(sys.float_info.max)
 
@@ -113,6 +117,39 @@ def log_is_k3(delta: float) -> Bounds:
 
 def _is_k3_step(x: float, delta: float) -> float:
     return (x - 1 + (1 - delta) * math.exp(-x)) / x
+
+
+def log_chi2(delta: float) -> Bounds:
+    r"""Log-ratio bounds of $(w - 1)^2 \le \delta$: $1 \pm \sqrt\delta$."""
+    offset = math.sqrt(delta)
+    return math.log1p(-offset) if offset < 1 else -math.inf, math.log1p(offset)
+
+
+def log_hellinger(delta: float) -> Bounds:
+    r"""Log-ratio bounds of $(\sqrt w - 1)^2 \le \delta$: $(1 \pm \sqrt\delta)^2$."""
+    low, high = log_chi2(delta)
+    return 2 * low, 2 * high
+
+
+@lru_cache
+def log_js(delta: float) -> Bounds:
+    """Log-ratio bounds of `trustclip.constraints.divergences.js`, by bisection.
+
+    Their distances from 0 are right to 1e-12, relatively; no lower one from log(2) / 2 on.
+
+    Example:
+      >>> [round(math.exp(b), 12) for b in log_js(0.05)]
+      [0.464964524688, 1.73505913571]
+    """
+    ends = torch.tensor([-_FURTHEST, _FURTHEST], dtype=torch.float64)
+    # By shares of the way, in geometric means: tiny bounds keep as many digits as large ones.
+    inside, outside = torch.full_like(ends, 1e-20), torch.ones_like(ends)
+    for _ in range(_HALVINGS):
+        middle = (inside * outside).sqrt()
+        within = divergences.js(middle * ends) <= delta
+        inside, outside = torch.where(within, middle, inside), torch.where(within, outside, middle)
+    bounds = torch.where(divergences.js(ends) <= delta, math.inf * ends, inside * ends)
+    return tuple(bounds.tolist())
 
 
 def k3(delta: float) -> Bounds:

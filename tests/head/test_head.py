@@ -208,9 +208,9 @@ def test_bad_input(change, message):
         selected_logprobs(**arguments)
 
 
-def test_a_weight_that_ranks_share_is_refused():
+def test_a_weight_that_ranks_share_is_refused(tmp_path):
     """A rank's own rows would make another distribution of it."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         sharded = distribute_tensor(torch.zeros(6, 4), init_device_mesh("cpu", (1,)), [Shard(0)])
         with pytest.raises(

@@ -259,29 +259,6 @@ def with_rest(logp: Tensor, tokens: Tensor) -> Tensor:
     return torch.cat([selected, rest], dim=-1)
 
 
-def top_k_tokens(logp_old: Tensor, sampled: Tensor, k: int) -> Tensor:
-    r"""Tokens that DPPO's top-k divergences distinguish: the likeliest, and the sampled one.
-
-    Args:
-      logp_old: log-probabilities of the old policy, nats. Shape [..., vocabulary].
-      sampled: int64, the token that was sampled. Shape [...].
-      k: how many of the likeliest; at least 1, less than the vocabulary.
-
-    Returns:
-      int64, all different. Shape [..., k + 1]. Where the sampled token is among the likeliest
-      already, one more likely token completes the row.
-
-    Example:
-      >>> logp = torch.tensor([[0.5, 0.3, 0.15, 0.05]] * 2).log()
-      >>> top_k_tokens(logp, torch.tensor([3, 0]), k=2)
-      tensor([[0, 1, 3],
-              [0, 1, 2]])
-    """
-    likeliest, spare = logp_old.topk(k + 1, dim=-1).indices.split([k, 1], dim=-1)
-    among = (likeliest == sampled[..., None]).any(dim=-1, keepdim=True)  # [..., 1]
-    return torch.cat([likeliest, torch.where(among, spare, sampled[..., None])], dim=-1)
-
-
 def categorical_tv(logp_a: Tensor, logp_b: Tensor) -> Tensor:
     r"""Exact total variation of two distributions: $\tfrac12\sum_v |a_v - b_v|$.
 

@@ -101,7 +101,6 @@ def entries(trained: bool, others: bool = True) -> list[Entry]:
         Entry("trustclip, 50 % zero rows", "ours", trained, zeros=0.5),
         Entry("trustclip, 75 % zero rows", "ours", trained, zeros=0.75),
         Entry("trustclip + exact KL", "with_exact_kl", trained),
-        Entry("trustclip + top-20 KL", "with_topk_kl", trained),
     ]
     if not trained:  # the policies share the head
         rows.insert(5, Entry("trustclip + exact KL (Bregman)", "with_bregman_kl", trained))

@@ -63,7 +63,6 @@ class Products(TorchDispatchMode):
         (False, 0, "ours", 2),
         (False, 0.5, "ours", 1),
         (False, 0, "with_bregman_kl", 2),
-        (False, 0, "with_topk_kl", 2),
         (False, 0, "with_exact_kl", 4),
         (True, 0, "products", 3),
         (True, 0, "ours", 4),

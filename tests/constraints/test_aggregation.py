@@ -61,13 +61,6 @@ def test_a_number_that_an_aggregation_does_not_read_is_refused(
 # Aggregation -----------------------------------------------------------------------------------
 
 
-def test_aggregation_by_hand() -> None:
-    assert aggregate("token_mean", VALUES, MASK).item() == pytest.approx((10 + 4 + 5) / 7)
-    assert aggregate("sequence_mean", VALUES, MASK).item() == pytest.approx((2.5 + 2 + 5) / 3)
-    assert aggregate("dr_grpo", VALUES, MASK, max_length=8).item() == pytest.approx(19 / (3 * 8))
-    assert aggregate("dapo", VALUES, MASK, total_tokens=20).item() == pytest.approx(19 / 20)
-
-
 @given(
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6),
     values=st.lists(st.floats(-10, 10), min_size=36, max_size=36),
@@ -127,27 +120,6 @@ def small_batch(**changes: object) -> tc.TokenBatch:
     signs = torch.tensor([[1.0], [-1.0], [1.0]], dtype=DOUBLE).expand(3, 4)
     given = {"logp": logp_old + x, "logp_old": logp_old, "advantages": signs, "mask": MASK}
     return tc.TokenBatch(**{**given, **changes})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("name", "extra"),
-    [
-        ("token_mean", {}),
-        ("sequence_mean", {}),
-        ("dr_grpo", {"max_length": 8}),
-        ("dapo", {"total_tokens": 20}),
-    ],
-)
-def test_the_loss_aggregates_minus_the_objective(name: str, extra: dict[str, int]) -> None:
-    batch, method = small_batch(), tc.method("atr")
-    objective = method.surrogate(batch).objective
-    loss = tc.policy_loss(method, batch, aggregation=name, **extra)
-    want = -aggregate(name, objective, batch.mask, **extra)
-    assert loss.value.item() == pytest.approx(want.item(), rel=1e-14)
-    assert torch.equal(loss.per_token, -objective)
-    for total, count in loss.metrics.values():
-        assert total.shape == count.shape == ()
-        assert not total.requires_grad
 
 
 def test_dapo_counts_the_tokens_of_the_batch_when_not_told() -> None:

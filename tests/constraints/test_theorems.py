@@ -4,7 +4,6 @@ import math
 
 import oracle
 import pytest
-import reference_values as known
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -66,32 +65,6 @@ def test_three_forms_of_a_clip_have_one_gradient(
         )
 
 
-@pytest.mark.parametrize("side", ["outward", "strict"])
-def test_each_quadrant_of_the_clip(side: str) -> None:
-    quadrants = [(x, a) for x in (math.log(0.5), math.log(2.0)) for a in (1.0, -1.0, 0.0)]
-    got = tc.coefficient(tc.method("clip", epsilon=0.2, side=side), batch_of(quadrants))[0]
-    kept = [True, False, True, False, True, True] if side == "outward" else [False] * 6
-    want = [math.exp(x) * a * k for (x, a), k in zip(quadrants, kept, strict=True)]
-    assert got.tolist() == pytest.approx(want, rel=1e-12)
-
-
-def test_the_min_form_halves_the_gradient_of_a_constraint_that_fails_on_policy() -> None:
-    """Its second branch is a constant (an exact KL can fail there); that of PPO's clip is not."""
-    batch = batch_of([(0.0, 1.0)])
-    clipped = gradient_of(lambda w, a: torch.min(w * a, w.clamp(0.8, 1.2) * a), batch)
-    assert clipped.item() == 1.0
-    halved = gradient_of(lambda w, a: torch.min(w * a, torch.ones_like(w) * a), batch)
-    assert halved.item() == 0.5
-    violated = tc.TokenBatch(
-        batch.logp,
-        batch.logp_old,
-        batch.advantages,
-        batch.mask,
-        kl_old_new=torch.ones_like(batch.logp),
-    )
-    assert tc.coefficient(tc.method("full_kl"), violated).item() == 1.0
-
-
 # Theorem 4.2: a threshold on k3 is an asymmetric ratio interval --------------------------------
 
 
@@ -110,10 +83,6 @@ def test_the_interval_reaches_further_up_than_down(delta: float) -> None:
     low, high = intervals.k3(delta)
     assert 0 < low < 1 < high
     assert 1 - low < high - 1
-
-
-def test_the_interval_of_the_paper() -> None:
-    assert intervals.k3(0.07) == pytest.approx((0.670971738250, 1.422216736280), abs=1e-11)
 
 
 @pytest.mark.parametrize("delta", [0.001, 0.01, 0.05, 0.07, 0.1, 0.5, 2.0])
@@ -135,17 +104,6 @@ def test_atr_is_clip_higher_with_its_own_bounds(delta: float, side: str, level: 
 
 
 # Directions ------------------------------------------------------------------------------------
-
-
-def test_k3_estimates_the_divergence_from_old_to_new() -> None:
-    old, new = (torch.tensor(p, dtype=DOUBLE) for p in (known.PI_OLD, known.PI_NEW))
-    x = (new / old).log()
-    old_new = (old * (old / new).log()).sum().item()
-    new_old = (new * (new / old).log()).sum().item()
-    assert (old * divergences.k3(x)).sum().item() == pytest.approx(old_new, rel=1e-12)
-    assert (old * divergences.is_k3(x)).sum().item() == pytest.approx(new_old, rel=1e-12)
-    assert old_new == pytest.approx(known.EXPECTATIONS["kl_old_new"], rel=1e-14)
-    assert new_old == pytest.approx(known.EXPECTATIONS["kl_new_old"], rel=1e-14)
 
 
 @given(weights=st.lists(st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)), min_size=2, max_size=9))

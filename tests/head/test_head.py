@@ -4,9 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trustclip.head import exact_kl, product, score, selected_logprobs, topk
+from trustclip.head import Head, exact_kl, product, score, selected_logprobs, topk
 
 
 @pytest.fixture
@@ -203,6 +206,19 @@ def test_bad_input(change, message):
     arguments = {"hidden": hidden, "weight": weight, "ids": ids} | change
     with pytest.raises(ValueError, match=message):
         selected_logprobs(**arguments)
+
+
+def test_a_weight_that_ranks_share_is_refused(tmp_path):
+    """A rank's own rows would make another distribution of it."""
+    dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        sharded = distribute_tensor(torch.zeros(6, 4), init_device_mesh("cpu", (1,)), [Shard(0)])
+        with pytest.raises(
+            ValueError, match=r"is a DTensor\. Score inside of the module's forward"
+        ):
+            Head(sharded)
+    finally:
+        dist.destroy_process_group()
 
 
 class Largest(TorchDispatchMode):

@@ -186,23 +186,6 @@ def test_statistics_are_those_of_the_sampled_tokens(seed: int) -> None:
     torch.testing.assert_close(got, dense.centered(weight), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_nothing_is_left_on_average_over_the_sampler(name: str) -> None:
-    """Enumerated: the expected gradient of one sign of advantage, over every sampled token."""
-    dense = Dense.drawn(5)
-    for a in (1.0, -1.0):
-        mean = torch.zeros_like(dense.logits)
-        for token in range(VOCABULARY):
-            one = dataclasses.replace(
-                dense,
-                sampled=torch.full_like(dense.sampled, token),
-                advantages=torch.full_like(dense.advantages, a),
-            )
-            got = gradient(CASES[name][0], one, one.batch(ALL_IDS, partial=False))
-            mean += dense.sampler.exp()[..., token, None] * got
-        assert mean.abs().max() < 1e-12
-
-
 def test_a_rewarded_token_beyond_the_bound_goes_on_to_rise() -> None:
     q = torch.tensor([0.2, 0.3, 0.2, 0.2, 0.1], dtype=torch.float64)
     p = torch.tensor([0.5, 0.3, 0.15, 0.04, 0.01], dtype=torch.float64)  # 2.5 q at the first
@@ -254,48 +237,6 @@ def test_the_authors_loss(inner: Any, weight: Any, seed: int) -> None:
     ids = dense.sampler.topk(6, dim=2).indices
     got = gradient(inner, dense, dense.batch(ids, partial=True))
     torch.testing.assert_close(got, released(dense, ids, weight), rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_prime_rl_over_the_kept_set(seed: int) -> None:
-    """IPO's capped ratio where |p - q| <= eps, without a model of the rest."""
-    dense = Dense.drawn(seed, kept=7)
-    ids = dense.sampler.topk(9, dim=2).indices
-    logp, own = dense.at(dense.logp, ids), dense.at(dense.logp, dense.sampled).squeeze(2)
-    sampler, sampled = dense.at(dense.sampler, ids), dense.at(dense.sampler, dense.sampled)
-
-    def weight(p: Tensor, q: Tensor) -> Tensor:
-        return torch.where((p.exp() - q.exp()).abs() <= 0.05, (p - q).exp().clamp(max=1e4), 0.0)
-
-    inside = torch.where(sampler.isfinite(), sampler.exp() * weight(logp.detach(), sampler), 0.0)
-    score = weight(own.detach(), sampled.squeeze(2)) * own
-    objective = dense.advantages * (score - (inside * logp).sum(dim=2))
-    want = torch.autograd.grad(objective.sum(), dense.logits)[0]
-    got = gradient({"name": "ipo", "delta": 0.05}, dense, dense.batch(ids, partial=False))
-    torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_clip_with_truncated_weights_and_three_policies(seed: int) -> None:
-    """SkyRL's form of the Marin project: beyond the head both others are the policy rescaled."""
-    dense = Dense.drawn(seed)
-    ids = dense.sampler.topk(6, dim=2).indices
-    p, o, q = (dense.at(x.detach(), ids).exp() for x in (dense.logp, dense.old, dense.sampler))
-    tails = [(1 - x.sum(dim=2)).clamp(min=1e-6)[..., None] for x in (p, o, q)]
-    a = dense.advantages[..., None]
-
-    def coefficient(p: Tensor, o: Tensor, q: Tensor) -> Tensor:
-        active = torch.where(a >= 0, p / o <= 1.2, p / o >= 0.8)
-        return (o / q).clamp(max=2.0) * p / o * active
-
-    residual = q * coefficient(p, o, q) - tails[2] / tails[0] * coefficient(*tails) * p
-    own = [dense.at(x, dense.sampled) for x in (dense.logp.detach(), dense.old, dense.sampler)]
-    score = coefficient(*(x.exp() for x in own)) * dense.at(dense.logp, dense.sampled)
-    centered = score.squeeze(2) - (residual * dense.at(dense.logp, ids)).sum(dim=2)
-    want = torch.autograd.grad((dense.advantages * centered).sum(), dense.logits)[0]
-    inner = {"name": "tis", "inner": "clip", "ceiling": 2.0}
-    got = gradient(inner, dense, dense.batch(ids, partial=True))
-    torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
 
 
 # The fields --------------------------------------------------------------------------------------

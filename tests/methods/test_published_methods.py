@@ -1,25 +1,22 @@
-"""Methods beyond the paper's tables: known values, hand-computed cases, and how they relate."""
+"""Methods beyond the paper's tables: over ranks and batches, composed, refused, and renamed."""
 
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-import oracle
 import pytest
 import reference_values as known
 import torch
-import wider_values as wider
-import yaml
+from method_cases import changed
 from patience import NEVER
 from torch import Tensor
 
 import trustclip as tc
 from trustclip.constraints import divergences
-from trustclip.constraints.selection import nth_largest
+from trustclip.constraints.selection import nth_largest, within_mean
 
 DOUBLE = torch.float64
 
@@ -28,99 +25,25 @@ def row(*values: float) -> Tensor:
     return torch.tensor([values], dtype=DOUBLE)
 
 
-def batch_of(
-    log_ratio: Sequence[float], advantages: Sequence[float], p_old: float = 0.5, **optional: Any
-) -> tc.TokenBatch:
-    """One sequence."""
-    old = torch.full((1, len(log_ratio)), math.log(p_old), dtype=DOUBLE)
-    mask = torch.ones_like(old, dtype=torch.bool)
-    return tc.TokenBatch(old + row(*log_ratio), old, row(*advantages), mask, **optional)
+def tokens(rows: int = 40, spread: float = 0.4, seed: int = 0) -> tc.TokenBatch:
+    """Ragged sequences of tokens of any probability, moved by ``spread`` nats."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (rows, 12)
 
+    def normal(scale: float) -> Tensor:
+        return scale * torch.randn(shape, generator=generator, dtype=DOUBLE)
 
-def tokens_of(log_ratio: Sequence[float], advantages: Sequence[float], p_old: float = 0.5):
-    """As many sequences of one token: what a method measures over a sequence is the token's."""
-    batch = batch_of(log_ratio, advantages, p_old)
-    fields = (batch.logp, batch.logp_old, batch.advantages, batch.mask)
-    return tc.TokenBatch(*(tensor.T for tensor in fields))
-
-
-def parse(spec: str) -> tc.Method:
-    name, *parameters = spec.split()
-    return tc.method(name, **{k: yaml.safe_load(v) for k, v in (p.split("=") for p in parameters)})
-
-
-# Known values ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("spec", wider.GATES)
-def test_gates(spec: str) -> None:
-    method, cells = parse(spec), iter(wider.GATES[spec].split())
-    for p, ratios in known.RATIO_GRID.items():
-        for a in (1.0, -1.0):
-            # A ratio on a bound is inside; the rounding of new - old must not push it out.
-            log_ratios = [math.log(w) * (1 - 1e-13) for w in ratios]
-            batch = tokens_of(log_ratios, [a] * len(ratios), p_old=p)
-            want = [w * float(mark) for w, mark in zip(ratios, next(cells), strict=True)]
-            got = (tc.coefficient(method, batch) * a).flatten().tolist()
-            assert got == pytest.approx(want, rel=1e-12), (p, a)
-
-
-@pytest.mark.parametrize("spec", wider.WEIGHTS)
-def test_weights(spec: str) -> None:
-    method, ratios = parse(spec), known.RATIO_GRID[0.01]
-    for a, text in zip((1.0, -1.0), wider.WEIGHTS[spec].split("/"), strict=True):
-        want = [float(c) for c in text.split()]
-        batch = tokens_of([math.log(w) for w in ratios], [a] * len(ratios))
-        got = (tc.coefficient(method, batch) * a).flatten().tolist()
-        assert got == pytest.approx(want, rel=1e-11), a
-        params, column = method.to_dict(), np.log(ratios)[:, None]
-        rule = oracle.gradient(method.name, params, oracle.Tokens(column, a + 0 * column)) * a
-        assert rule[:, 0].tolist() == pytest.approx(want, rel=1e-11), a
-
-
-def test_vespo() -> None:
-    for a, column in ((1.0, 1), (-1.0, 2)):
-        ratios, want = zip(*((r[0], r[column]) for r in wider.VESPO), strict=True)
-        got = tc.coefficient(tc.method("vespo"), tokens_of([math.log(w) for w in ratios], [a] * 9))
-        assert (got * a).flatten().tolist() == pytest.approx(want, rel=1e-12)
-    top = tc.coefficient(tc.method("vespo"), tokens_of([math.log(2 / 3), math.log(1.5)], [1, -1]))
-    assert top.flatten().tolist() == pytest.approx([1.208125257092909, -1.2415931139536178])
-
-
-def test_bands() -> None:
-    for p, delta, *want in wider.BANDS:
-        p_old = torch.tensor(p, dtype=DOUBLE)
-        tv = tc.interval("bandpo", p_old=p_old, divergence="tv", delta=delta, ceiling=None)
-        chi2 = tc.interval("bandpo", p_old=p_old, divergence="chi2", delta=delta, ceiling=None)
-        assert [float(b) for b in (*tv, *chi2)] == pytest.approx(want, rel=1e-12, abs=1e-12)
-        assert tuple(map(float, tc.interval("dppo", p_old=p_old, delta=delta))) == pytest.approx(
-            want[:2], abs=1e-12
-        )
-
-
-def test_a_band_ends_at_its_cap() -> None:
-    """10, as in the released code; the band alone goes to 53.5 at p = 0.001."""
-    p = torch.tensor([0.001, 0.01], dtype=DOUBLE)
-    high = torch.as_tensor(tc.interval("bandpo", p_old=p)[1])
-    assert high.tolist() == pytest.approx([10.0, 7.8098], abs=1e-4)
-    free = tc.method("bandpo", ceiling=None)
-    high = torch.as_tensor(tc.interval(free, p_old=p)[1])
-    assert high.tolist() == pytest.approx([53.5, 7.81], abs=0.1)
-    batch = tokens_of([math.log(9.9), math.log(10.1), math.log(53)], [1.0] * 3, p_old=0.001)
-    assert tc.method("bandpo").surrogate(batch).kept.flatten().tolist() == [True, False, False]
-    assert free.surrogate(batch).kept.all()
+    old = -torch.rand(shape, generator=generator, dtype=DOUBLE).exponential_(generator=generator)
+    advantages = torch.randn(rows, 1, generator=generator, dtype=DOUBLE).expand(shape)
+    lengths = torch.randint(1, 13, (rows,), generator=generator)
+    return tc.TokenBatch(
+        (old + normal(spread)).clamp(max=-1e-3), old, advantages,
+        torch.arange(12) < lengths[:, None], logp_rollout=(old + normal(0.2)).clamp(max=-2e-3),
+        keys=torch.arange(rows * 12).view(shape),
+    )  # fmt: skip
 
 
 # Relations ---------------------------------------------------------------------------------------
-
-
-def random_batch(seed: int = 0, spread: float = 0.5, **optional: Any) -> tc.TokenBatch:
-    generator = torch.Generator().manual_seed(seed)
-    old = -torch.rand(40, 12, dtype=DOUBLE, generator=generator).exponential_(generator=generator)
-    x = spread * torch.randn(40, 12, dtype=DOUBLE, generator=generator)
-    a = torch.randn(40, 1, dtype=DOUBLE, generator=generator).expand(40, 12)
-    mask = torch.arange(12) < torch.randint(1, 13, (40, 1), generator=generator)
-    return tc.TokenBatch((old + x).clamp(max=-1e-4), old, a, mask, **optional)
 
 
 def test_operators_join_methods() -> None:
@@ -140,13 +63,6 @@ def test_ppo_penalty_follows_the_exact_divergence() -> None:
     (got,) = torch.autograd.grad(objective.sum(), leaf)
     want = [2 * math.exp(0.5) - 3 * 0.5, 2 * math.exp(0.1) - 3 * 0.1]
     assert got[0].tolist() == pytest.approx(want, rel=1e-12)
-
-
-def test_ppo_penalty_adapts_its_price() -> None:
-    hold = {"controller": "target", "metric": "k3", "target": 0.01, "response": "falls"}
-    method = tc.method("ppo_penalty", beta=hold)
-    prices = [method.after({"k3": kl}).inner.beta for kl in (0.005, 0.01, 0.02)]  # type: ignore[attr-defined]
-    assert prices[0] < prices[1] == 1.0 < prices[2]
 
 
 def cov_batch(copies: int = 1, shift: float = -0.01) -> tc.TokenBatch:
@@ -181,7 +97,7 @@ def test_kl_cov_selects_its_share_of_equals() -> None:
 
 
 def test_kl_cov_agrees_over_ranks() -> None:
-    batch, method = random_batch(1), tc.method("kl_cov", share=0.05)
+    batch, method = tokens(seed=1), tc.method("kl_cov", share=0.05)
     fields = torch.stack([batch.logp, batch.logp_old, batch.advantages, batch.mask.to(DOUBLE)])
 
     def least(part: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
@@ -194,7 +110,7 @@ def test_kl_cov_agrees_over_ranks() -> None:
 
 
 def test_kl_cov_selects_its_share_however_the_batch_is_split() -> None:
-    batch = random_batch(1, keys=torch.arange(480).view(40, 12))
+    batch = tokens(seed=1)
     method = tc.method("kl_cov", share=0.05)
     whole = dataclasses.replace(batch, statistics=method.statistics(batch))
     selected = method.surrogate(whole).extras["selected"]
@@ -272,30 +188,6 @@ def test_a_few_tokens_and_the_rest() -> None:
     assert divergences.categorical_kl(*binary) <= divergences.categorical_kl(a, b)
 
 
-# The engine that sampled -------------------------------------------------------------------------
-
-
-def test_rollout_correction_by_hand() -> None:
-    """log(old / rollout) of 0.1, -1.2, 1 and none; their sum -0.1, their mean -1/30 over three."""
-    old, rho = math.log(0.5), (0.1, -1.2, 1.0)
-    rollout = row(*(old - r for r in rho), math.nan)
-    batch = batch_of([0.0] * 4, [1.0, -1.0, 1.0, 1.0], logp_rollout=rollout)
-    e = math.exp
-    for spec, want in [
-        ({"name": "tis"}, [e(0.1), -e(-1.2), 2.0, 1.0]),
-        ({"name": "tis", "level": "sequence"}, [e(-0.1), -e(-0.1), e(-0.1), e(-0.1)]),
-        ({"name": "icepop"}, [e(0.1), 0.0, e(1), 1.0]),
-        ({"name": "icepop", "ceiling": 2.0, "floor": 0.3}, [e(0.1), -e(-1.2), 0.0, 1.0]),
-        ({"name": "icepop", "level": "sequence", "floor": 0.95}, [0.0] * 4),
-        ({"name": "icepop", "level": "geometric", "floor": 0.95},
-         [e(-0.025), -e(-0.025), e(-0.025), e(-0.025)]),
-    ]:  # fmt: skip
-        got = tc.coefficient(tc.as_method(spec), batch)[0].tolist()
-        assert got == pytest.approx(want, rel=1e-12), spec
-    masked = tc.method("icepop").surrogate(batch).kept[0].tolist()
-    assert masked == [True, False, True, True]
-
-
 # Composition -------------------------------------------------------------------------------------
 
 
@@ -311,7 +203,7 @@ def test_a_composite_needs_what_its_parts_need() -> None:
 
 
 def test_parts_have_statistics_of_their_own() -> None:
-    batch = dataclasses.replace(random_batch(3), keys=torch.arange(480).view(40, 12))
+    batch = tokens(seed=3)
     parts = [tc.method("clip_cov", cov_low=0.0, share=0.2, seed=s) for s in (0, 1)]
     joined = parts[0] & parts[1]
     statistics = joined.statistics(batch)
@@ -351,3 +243,126 @@ def test_what_makes_no_method_is_refused(spec: dict, words: list[str]) -> None:
 def test_what_is_no_specification_is_refused(wrong: object) -> None:
     with pytest.raises(ValueError, match="mapping"):
         tc.as_method(wrong)  # type: ignore[arg-type]
+
+
+# M2PO ------------------------------------------------------------------------------------------
+
+
+def test_m2po_cuts_nothing_within_budget_and_everything_that_leaves_when_none_fits() -> None:
+    x = torch.tensor([[0.5, -0.5, 0.6, 0.0]])
+    batch = tc.TokenBatch(x - 2, torch.full_like(x, -2.0), torch.ones(1, 4), torch.ones(1, 4) > 0)
+    assert tc.method("m2po", budget=1.0).surrogate(batch).kept.all()
+    assert tc.method("m2po", budget=0.01).surrogate(batch).kept[0].tolist() == [
+        False, True, False, True,
+    ]  # fmt: skip
+    assert tc.method("m2po").surrogate(changed(batch, lambda t: t[:, :0])).kept.numel() == 0
+
+
+def test_m2po_within_budget_in_every_part_is_within_budget_as_a_whole() -> None:
+    batch, method = tokens(), tc.method("m2po", budget=0.03)
+    parts = [changed(batch, lambda t, rows=rows: t[rows]) for rows in (slice(7), slice(7, 40))]
+    squares = torch.cat(
+        [
+            part.log_ratio[
+                method.surrogate(part).kept & (part.log_ratio * part.advantages > 0)
+            ] ** 2
+            for part in parts
+        ]
+    )  # fmt: skip
+    assert 0 < squares.mean() <= 0.03
+
+
+def test_m2po_agrees_over_ranks() -> None:
+    batch, method = tokens(), tc.method("m2po", anchor="rollout")
+    rollout = batch.given("logp_rollout")
+    fields = torch.stack(
+        [batch.logp, batch.logp_old, batch.advantages, batch.mask.to(DOUBLE), rollout]
+    )
+
+    def bound(part: Tensor, reduce) -> Tensor:
+        logp, old, advantages, mask, rollout = part
+        mine = tc.TokenBatch(logp, old, advantages, mask.bool(), logp_rollout=rollout)
+        return method.statistics(mine, reduce)["bound"]
+
+    ranks = [fields[:, :7], fields[:, 7:7], fields[:, 7:]]
+    found = in_lockstep(bound, ranks)
+    assert found == [method.statistics(batch)["bound"]] * 3 and found[0].isfinite()
+
+
+@pytest.mark.parametrize("limit", [0.0, 1e-6, 1e-3, 0.5, 2.0, 1e6])
+def test_the_bound_of_a_mean(limit: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(499, generator=generator) * 10.0 ** torch.randint(
+        -6, 3, (499,), generator=generator
+    )
+    x[::13] = 0.0
+    x[5::17] = x[4]  # ties
+    bound = within_mean(x, limit)
+    ordered = x.sort().values.double()
+    means = ordered.cumsum(0) / torch.arange(1, 500)
+    stay = [v for v in x.tolist() if v < bound]
+    count = int((means <= limit).sum())
+    assert len(stay) <= count and (not stay or sum(stay) / len(stay) <= limit * (1 + 1e-9))
+    assert bound.isinf() == (count == 499)
+    # One value more would be over: of equal numbers all go.
+    assert bound.isinf() or bound == ordered[count].float()
+
+
+# Divergence of probabilities -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("least_weight", "budget", "ceiling"), [(0.0, 0.02, None), (1, 0.1, 0.05)])
+def test_what_cppo_cannot_be_is_refused(least_weight: float, budget: float, ceiling: float) -> None:
+    with pytest.raises(ValueError, match=r"least_weight|`budget_ceiling` must be at least"):
+        tc.method("cppo", least_weight=least_weight, budget=budget, budget_ceiling=ceiling)
+
+
+# Balance and entropy ---------------------------------------------------------------------------
+
+
+def test_bapo_agrees_over_ranks_and_stays_narrow_where_nothing_is_amiss() -> None:
+    batch, method = tokens(spread=0.8), tc.method("bapo", target=0.5)
+    fields = torch.stack([batch.logp, batch.logp_old, batch.advantages, batch.mask.to(DOUBLE)])
+
+    def bounds(part: Tensor, reduce) -> list[float]:
+        logp, old, advantages, mask = part
+        mine = tc.TokenBatch(logp, old, advantages, mask.bool())
+        return [b.item() for b in method.statistics(mine, reduce).values()]
+
+    found = in_lockstep(bounds, [fields[:, :7], fields[:, 7:7], fields[:, 7:]])
+    assert found == [bounds(fields, lambda x: x)] * 3
+    positive = dataclasses.replace(batch, advantages=batch.advantages.abs())
+    assert [b.exp().item() for b in method.statistics(positive).values()] == pytest.approx(
+        [0.6, 1.2]
+    )
+
+
+def test_bapo_with_limits_on_the_wrong_side_is_refused() -> None:
+    with pytest.raises(ValueError, match="the bounds open upwards"):
+        tc.method("bapo", low=0.1, low_limit=0.2)
+
+
+def test_erc_without_the_old_entropy_says_who_has_it() -> None:
+    batch = tokens(rows=1)
+    with pytest.raises(ValueError, match="`entropy_old` in the batch; it comes from the old pol"):
+        tc.coefficient(tc.method("erc"), dataclasses.replace(batch, entropy=-batch.logp))
+
+
+# Other names -----------------------------------------------------------------------------------
+
+
+def test_another_name_is_the_method_with_what_it_sets() -> None:
+    assert tc.method("cfpo", epsilon=0.1) == tc.method("spo", epsilon=0.1)
+    method = tc.method("decoupled_ppo", ceiling=5)
+    assert method == tc.method("tis", inner="clip", ceiling=5) and method.name == "tis"
+
+
+def test_an_alias_is_listed_and_taken_by_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    from trustclip.cli.main import main
+
+    assert main(["methods"]) == 0
+    assert "cfpo is spo; decoupled_ppo is tis --inner clip" in capsys.readouterr().out
+    assert main(["bounds", "decoupled_ppo", "--ceiling", "3"]) == 0
+    assert "TIS(inner=Clip(" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="did you mean 'cfpo'"):
+        tc.method("cfp0")

@@ -8,7 +8,6 @@ import oracle
 import pytest
 import reference_values as known
 import torch
-import yaml
 from torch import Tensor
 
 import trustclip as tc
@@ -29,35 +28,6 @@ def batch_of(
     old = torch.full((1, len(log_ratio)), math.log(p_old), dtype=DOUBLE)
     mask = torch.ones_like(old, dtype=torch.bool)
     return tc.TokenBatch(old + row(*log_ratio), old, row(*advantages), mask, kl_old_new=kl_old_new)
-
-
-def parse(spec: str) -> tc.Method:
-    name, *parameters = spec.split()
-    return tc.method(name, **{k: yaml.safe_load(v) for k, v in (p.split("=") for p in parameters)})
-
-
-# Gradient coefficients -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("spec", known.GATES)
-def test_the_oracle_has_the_same_gradient_coefficients(spec: str) -> None:
-    method = parse(spec)
-    cells = iter(known.GATES[spec].split())
-    for p, ratios in known.RATIO_GRID.items():
-        for a in (1.0, -1.0):
-            for w, mark in zip(ratios, next(cells), strict=True):
-                token = oracle.Tokens(math.log(w), a, math.log(p))
-                got = a * oracle.gradient(method.name, method.to_dict(), token).item()
-                assert got == pytest.approx(w * {"1": 1, "0": 0, "-": -0.3}[mark]), (p, a, w)
-
-
-def test_soft_gate() -> None:
-    ratios, positive, negative = zip(*known.SOFT_GATE, strict=True)
-    method = tc.method("soft_gate", temperature_positive=1.0, temperature_negative=1.05)
-    for a, want in ((1.0, positive), (-1.0, negative)):
-        batch = batch_of([math.log(w) for w in ratios], [a] * len(ratios))
-        assert (tc.coefficient(method, batch) * a)[0].tolist() == pytest.approx(want, rel=1e-12)
-        assert method.surrogate(batch).kept.all()
 
 
 @pytest.mark.parametrize(

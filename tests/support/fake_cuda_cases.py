@@ -46,11 +46,6 @@ def heads() -> Iterator[tuple[str, Callable[[], Any]]]:
         yield "exact_kl", lambda h=hidden, w=weight, b=bias: head.exact_kl(h, h, w, bias=b)
         yield "bregman_kl", lambda h=hidden, s=scores: head.bregman_kl(h, s, h, s)
         yield "topk", lambda h=hidden, w=weight: head.topk(h, w, 5)
-        old = head.topk(hidden, weight, 5)
-        yield (
-            "topk_kl",
-            lambda h=hidden, s=scores, w=weight, o=old: head.topk_kl(h, s.log_partition, w, o),
-        )
 
 
 def batch() -> tc.TokenBatch:

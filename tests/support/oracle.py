@@ -147,14 +147,7 @@ F: dict[str, Callable[[Array], Array]] = {
 
 
 def f_divergence(p: Params, t: Tokens) -> Array:
-    """f of the ratio, or of the two outcomes "this token" and "any other"."""
-    a = p["alpha"]
-    f = F[p["divergence"]] if a is None else lambda w: (w**a - a * w + a - 1) / (a * (a - 1))
-    if p["bounds"] == "ratio":
-        return f(np.exp(t.x))
-    old, new = (np.minimum(v, -1e-13) for v in (t.logp_old, t.logp))  # no probability passes 1
-    rest = -np.expm1(old)
-    return np.exp(old) * f(np.exp(new - old)) + rest * f(-np.expm1(new) / rest)
+    return F[p["divergence"]](np.exp(t.x))
 
 
 def band(p: Params, t: Tokens) -> Array:

@@ -3,8 +3,8 @@ r"""Controllers: thresholds that adapt, each in place of a number.
 Any threshold of a method can be one, in Python (``method("atr", delta=target_gate(share=0.02))``)
 and in YAML (``delta: {controller: target_gate, share: 0.02}``):
 
-- by update, `target_gate`, `target_kl` and `target_entropy` move the threshold so that the share of
-  gated tokens, the divergence or the entropy stays at a target;
+- by update, `target_gate` and `target_kl` move the threshold so that the share of gated tokens or
+  the divergence stays at a target; `Target` does so for any metric, such as the entropy;
 - by token, `per_token` gives rare tokens, or those of high entropy, a wider threshold.
 
 The result is a method like any other, and as immutable: `trustclip.Method.after` takes the metrics
@@ -79,7 +79,9 @@ class Target(Controller):
     Args:
       metric: name of the metric; see `trustclip.constraints.diagnostics.token_metrics`.
       target: value to hold it at, above 0.
-      response: whether the metric rises or falls when the threshold is raised.
+      response: whether the metric rises or falls when the threshold is raised. The entropy rises
+        with an upper bound, which keeps rare tokens from becoming likelier (``clip_higher``'s
+        argument); with a lower bound it falls.
       initial: threshold to start from; the method's default when None.
       rate: share of the error that an update corrects, in (0, 1].
       low: lowest threshold; a quarter of the initial one when None.
@@ -123,7 +125,7 @@ class Target(Controller):
 
 
 class Reach(TypedDict, total=False):
-    """Settings that `target_gate`, `target_kl` and `target_entropy` take too: see `Target`."""
+    """Settings that `target_gate` and `target_kl` take too: see `Target`."""
 
     initial: float | None
     rate: float
@@ -163,21 +165,6 @@ def target_kl(
       **reach: ``initial``, ``rate``, ``low`` and ``high`` of `Target`.
     """
     return Target(metric=metric, target=kl, response=response, **reach)
-
-
-def target_entropy(
-    entropy: float, response: Literal["rises", "falls"] = "rises", **reach: Unpack[Reach]
-) -> Target:
-    """Holds the mean entropy of the policy at ``entropy``.
-
-    Args:
-      entropy: nats per token.
-      response: whether entropy ``"rises"`` or ``"falls"`` as the threshold is raised. It rises
-        with an upper bound, which keeps rare tokens from becoming likelier (``clip_higher``'s
-        argument); with a lower bound it falls.
-      **reach: ``initial``, ``rate``, ``low`` and ``high`` of `Target`.
-    """
-    return Target(metric="entropy", target=entropy, response=response, **reach)
 
 
 @checked
@@ -237,7 +224,6 @@ NAMED: dict[str, Callable[..., Controller]] = {
     "target": Target,
     "target_gate": target_gate,
     "target_kl": target_kl,
-    "target_entropy": target_entropy,
     "per_token": PerToken,
 }
 _TYPES: dict[type, str] = {Target: "target", PerToken: "per_token"}

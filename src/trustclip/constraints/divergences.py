@@ -122,6 +122,26 @@ def hellinger(log_ratio: Tensor) -> Tensor:
     return safe_expm1(0.5 * log_ratio).square()
 
 
+def js(log_ratio: Tensor) -> Tensor:
+    r"""Jensen and Shannon's: $\tfrac12(w\log\tfrac wm - \log m)$ with $m = \tfrac{1+w}{2}$.
+
+    As a sum of terms that are not negative; at most $\log 2$ on average.
+
+    Example:
+      >>> round(js(torch.tensor(2.0, dtype=torch.float64).log()).item(), 12)
+      0.084949518398
+    """
+    near = log_ratio.abs() < 1
+    h = torch.where(near, 0.5 * log_ratio, 0.0)
+    # log m = h + log cosh h keeps its digits near ratio 1, where those of 1 + w are lost.
+    log_m = torch.where(
+        near,
+        h + 0.5 * torch.log1p(torch.sinh(h).square()),
+        torch.nn.functional.softplus(log_ratio, threshold=40) - math.log(2),
+    )
+    return 0.5 * safe_exp(log_m) * (is_k3(-log_m) + is_k3(log_ratio - log_m))
+
+
 def log1mexp(logp: Tensor) -> Tensor:
     r"""$\log(1 - e^{\ell})$ for $\ell \le 0$ without cancellation at either end.
 
@@ -237,29 +257,6 @@ def with_rest(logp: Tensor, tokens: Tensor) -> Tensor:
     selected = logp.gather(-1, tokens)  # [..., K]
     rest = log1mexp(_below_one(selected.logsumexp(dim=-1, keepdim=True)))  # [..., 1]
     return torch.cat([selected, rest], dim=-1)
-
-
-def top_k_tokens(logp_old: Tensor, sampled: Tensor, k: int) -> Tensor:
-    r"""Tokens that DPPO's top-k divergences distinguish: the likeliest, and the sampled one.
-
-    Args:
-      logp_old: log-probabilities of the old policy, nats. Shape [..., vocabulary].
-      sampled: int64, the token that was sampled. Shape [...].
-      k: how many of the likeliest; at least 1, less than the vocabulary.
-
-    Returns:
-      int64, all different. Shape [..., k + 1]. Where the sampled token is among the likeliest
-      already, one more likely token completes the row.
-
-    Example:
-      >>> logp = torch.tensor([[0.5, 0.3, 0.15, 0.05]] * 2).log()
-      >>> top_k_tokens(logp, torch.tensor([3, 0]), k=2)
-      tensor([[0, 1, 3],
-              [0, 1, 2]])
-    """
-    likeliest, spare = logp_old.topk(k + 1, dim=-1).indices.split([k, 1], dim=-1)
-    among = (likeliest == sampled[..., None]).any(dim=-1, keepdim=True)  # [..., 1]
-    return torch.cat([likeliest, torch.where(among, spare, sampled[..., None])], dim=-1)
 
 
 def categorical_tv(logp_a: Tensor, logp_b: Tensor) -> Tensor:

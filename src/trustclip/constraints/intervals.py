@@ -20,11 +20,13 @@ from trustclip.constraints.divergences import k3_series
 
 Bounds = tuple[float, float]
 
-#: Threshold in nats below which `log_bernoulli_kl` spends the time that keeps every digit, and the
-#: one beyond which e to minus it is no digit of the bounds.
-_SMALL, _LARGE = 1e-8, 40.0
+#: Threshold in nats beyond which e to minus it is no digit of the bounds of `log_bernoulli_kl`.
+_LARGE = 40.0
 #: Change of a logit below which e^x - 1 is -1 in float64; exponentials that underflow are slow.
 _FAR = -40.0
+#: Largest |log-ratio| in which `log_js` seeks a bound; halvings of the logarithm of a bracket, at
+#: most 53 wide: less than the spacing of float64.
+_FURTHEST, _HALVINGS = 700.0, 60
 #: Largest log-ratio with a ratio in float64.
 _LARGEST = math.log(sys.float_info.max)
 
@@ -117,6 +119,39 @@ def _is_k3_step(x: float, delta: float) -> float:
     return (x - 1 + (1 - delta) * math.exp(-x)) / x
 
 
+def log_chi2(delta: float) -> Bounds:
+    r"""Log-ratio bounds of $(w - 1)^2 \le \delta$: $1 \pm \sqrt\delta$."""
+    offset = math.sqrt(delta)
+    return math.log1p(-offset) if offset < 1 else -math.inf, math.log1p(offset)
+
+
+def log_hellinger(delta: float) -> Bounds:
+    r"""Log-ratio bounds of $(\sqrt w - 1)^2 \le \delta$: $(1 \pm \sqrt\delta)^2$."""
+    low, high = log_chi2(delta)
+    return 2 * low, 2 * high
+
+
+@lru_cache
+def log_js(delta: float) -> Bounds:
+    """Log-ratio bounds of `trustclip.constraints.divergences.js`, by bisection.
+
+    Their distances from 0 are right to 1e-12, relatively; no lower one from log(2) / 2 on.
+
+    Example:
+      >>> [round(math.exp(b), 12) for b in log_js(0.05)]
+      [0.464964524688, 1.73505913571]
+    """
+    ends = torch.tensor([-_FURTHEST, _FURTHEST], dtype=torch.float64)
+    # By shares of the way, in geometric means: tiny bounds keep as many digits as large ones.
+    inside, outside = torch.full_like(ends, 1e-20), torch.ones_like(ends)
+    for _ in range(_HALVINGS):
+        middle = (inside * outside).sqrt()
+        within = divergences.js(middle * ends) <= delta
+        inside, outside = torch.where(within, middle, inside), torch.where(within, outside, middle)
+    bounds = torch.where(divergences.js(ends) <= delta, math.inf * ends, inside * ends)
+    return tuple(bounds.tolist())
+
+
 def k3(delta: float) -> Bounds:
     """Ratio bounds of `log_k3`.
 
@@ -182,8 +217,7 @@ def log_bernoulli_kl(
     Args:
       logp_old: $\log p$ of the token under the old policy, nats. Any shape; below -300 counts as
         -300.
-      delta: threshold, nats; from 1e-14 to 700. A tensor of thresholds, one for each token, keeps
-        12 digits from 1e-8 on.
+      delta: threshold, nats; from 1e-8 to 700. Or a tensor of them, one for each token.
       steps: Newton steps. 4 reach 12 digits of the log-ratio for every p from 1e-12 to 1 - 1e-12
         and every bound above -700, given float64.
 
@@ -213,9 +247,6 @@ def log_bernoulli_kl(
     c = threshold / variance
     start = (2 * c).sqrt_().add_(c).log1p_()
     x = torch.stack((start.neg(), start))  # [2, ...]: the low and the high root
-    if not per_token and threshold < _SMALL:
-        low, high = _log_ratios(_small_bernoulli_kl(x, s, threshold, steps + 2), s, p < 0.5)
-        return low.to(logp_old.dtype), high.to(logp_old.dtype)
     # One allocation for all steps: the system gives fresh pages of this size away slowly.
     growth, partition, value = x.new_empty(3, *x.shape)
     for step in range(steps):
@@ -237,19 +268,6 @@ def log_bernoulli_kl(
     if far is not None:
         low, high = (torch.where(beyond, f, n) for f, n in zip(far, (low, high), strict=True))
     return low.to(logp_old.dtype), high.to(logp_old.dtype)
-
-
-def _small_bernoulli_kl(x: Tensor, s: Tensor, delta: float, steps: int) -> Tensor:
-    r"""Roots of `log_bernoulli_kl` from their start on, where differences lose the threshold.
-
-    The left side is $s\,k_3(x) - k_3(\log(1 + s(e^x - 1)))$: of second order, term by term.
-    """
-    for _ in range(steps):
-        growth = torch.expm1(x)
-        partition = torch.log1p(s * growth)
-        value = s * divergences.k3(x) - divergences.k3(partition) - delta
-        x = x - value * partition.exp() / (growth * s * (1 - s))
-    return x
 
 
 def _log_ratios(x: Tensor, s: Tensor, rare: Tensor) -> tuple[Tensor, Tensor]:

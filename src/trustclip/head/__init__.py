@@ -8,7 +8,4 @@ from trustclip.head.logprobs import Scores as Scores
 from trustclip.head.logprobs import score as score
 from trustclip.head.logprobs import selected_logprobs as selected_logprobs
 from trustclip.head.product import Head as Head
-from trustclip.head.shards import gathered as gathered
-from trustclip.head.shards import whole_sequences as whole_sequences
 from trustclip.head.topk import topk as topk
-from trustclip.head.topk import topk_kl as topk_kl

@@ -9,7 +9,6 @@ from torch import Tensor
 from trustclip.constraints.divergences import k3
 from trustclip.constraints.masked import widen
 from trustclip.head.product import Head, as_head
-from trustclip.head.shards import Shard
 from trustclip.head.softmax import exp
 from trustclip.support.names import unknown
 
@@ -47,7 +46,7 @@ def exact_kl(
     What is left is the rounding of the logits: in float32, at logits up to 15, 4e-6 nats at a
     divergence of 0.6, 6e-8 at 4e-4 and 7e-10 (2 %) at 4e-8; at logits up to 50, 3e-5, 9e-7 and
     2e-8. Costs 2 products. Where both policies share the head, `bregman_kl` needs none, with
-    an error that does not shrink with the divergence; `topk_kl` bounds it from below.
+    an error that does not shrink with the divergence.
 
     Args:
       hidden_new: last hidden states $h$ of the current policy. Shape [N, H].
@@ -82,15 +81,15 @@ def exact_kl(
         new = replace(new, bias=widen(new.bias).clamp(min=-1e30))
     old = new if weight_old is None else replace(new, weight=weight_old)
     kl = hidden_new.new_zeros(len(hidden_new), dtype=new.dtype)  # [N]
-    rows = max(1, CHUNK_LOGITS[kl.device.type] // new.tokens)  # alike on ranks that share them
+    rows = max(1, CHUNK_LOGITS[kl.device.type] // new.vocabulary)
     memory = [kl.new_empty(min(rows, len(kl)), new.vocabulary) for _ in range(2)]  # [rows, V]
     for start in range(0, len(kl), rows):
         chunk = slice(start, start + rows)
         z_new = _logits(new, hidden_new[chunk], memory[0])
         z_old = _logits(old, hidden_old[chunk], memory[1])
         a, b = (z_old, z_new) if order == "old_new" else (z_new, z_old)
-        kl[chunk] = _kl(a, b, new.shard)
-    return kl if new.shard is None else new.shard.add(kl)
+        kl[chunk] = _kl(a, b)
+    return kl
 
 
 def check_order(order: str) -> None:
@@ -107,15 +106,10 @@ def _logits(head: Head, hidden: Tensor, memory: Tensor) -> Tensor:
     return logits
 
 
-def _kl(a: Tensor, b: Tensor, shard: Shard | None) -> Tensor:
-    r"""KL(a || b) of two softmaxes, given their logits: $\sum_v a_v\,$`k3`$(\log b_v/a_v)$.
-
-    Where ranks share the vocabulary, the sum is over this rank's part of it.
-    """
+def _kl(a: Tensor, b: Tensor) -> Tensor:
+    r"""KL(a || b) of two softmaxes, given their logits: $\sum_v a_v\,$`k3`$(\log b_v/a_v)$."""
     width = max(1, _BLOCK[a.device.type] // len(a))
     total_a, total_b = _log_partition(a, width), _log_partition(b, width)  # [rows, 1]
-    if shard is not None:
-        total_a, total_b = shard.log_partition(total_a), shard.log_partition(total_b)
     kl = a.new_zeros(len(a))  # [rows]
     for z_a, z_b in zip(a.split(width, dim=1), b.split(width, dim=1), strict=True):
         logp_b = z_b - total_b  # [rows, width]

@@ -21,7 +21,7 @@ def further_logps(
 
     Args:
       hidden: last hidden states $h$. Shape [N, H].
-      head: the head, of the whole vocabulary.
+      head: the head.
       ids: $y$, int64; rows of a negative one are left out. Shape [N].
       logp: $\log\pi(y)$ by this head, nats; carries its gradient. Shape [N].
       further: $v$, integers; the whole vocabulary in its order when None, at one product.
@@ -29,9 +29,6 @@ def further_logps(
 
     Returns:
       Nats, float32 at least; 0 in rows left out. Shape [N, K].
-
-    Raises:
-      ValueError: ranks share the vocabulary.
 
     Example:
       >>> from trustclip.head import selected_logprobs
@@ -41,10 +38,6 @@ def further_logps(
       >>> further_logps(h, head, y, logp, torch.tensor([[0, 2]])).exp()
       tensor([[0.5000, 0.2000]])
     """
-    if head.shard is not None:
-        raise ValueError(
-            "candidates are not gathered from a vocabulary that ranks share: gather the weight."
-        )
     valid = (ids >= 0).nonzero().squeeze(1)
     rows, own = hidden[valid], ids[valid, None]
     width = head.vocabulary if further is None else further.shape[1]

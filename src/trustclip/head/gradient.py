@@ -15,7 +15,7 @@ class Rows:
     """Tokens with the coefficients of their log-probability and entropy in the loss."""
 
     hidden: Tensor  # [N, H]
-    ids: Tensor  # as columns of the head's own rows. [N]
+    ids: Tensor  # [N]
     log_partition: Tensor  # [N]
     entropy: Tensor | None  # None if it was not requested. [N]
     grad_logp: Tensor  # [N]
@@ -65,8 +65,6 @@ def gradients(head: Head, rows: Rows, needs: Sequence[bool]) -> tuple[Tensor | N
     moving = rows.at(active).over(head.temperature)
     hidden, weight, bias = _sums(head, moving, needs)  # [active, H], [V, H], [V]
     if hidden is not None:
-        if head.shard is not None:
-            head.shard.add(hidden)
         hidden = torch.zeros_like(rows.hidden).index_copy_(0, active, hidden.to(rows.hidden.dtype))
     return (
         hidden,

@@ -147,9 +147,9 @@ def _valid_rows(ids: Tensor, hidden: Tensor, head: Head) -> Tensor:
         return ids
     skipped = ids < 0
     largest, without = torch.stack([ids.max(), skipped.sum()]).tolist()
-    if largest >= head.tokens:
+    if largest >= head.vocabulary:
         raise ValueError(
-            f"`ids` must be below the vocabulary's size, {head.tokens}; got {largest}."
+            f"`ids` must be below the vocabulary's size, {head.vocabulary}; got {largest}."
         )
     # Their number has been read already: `nonzero` would wait for the GPU a second time.
     return skipped.to(torch.uint8).argsort(stable=True)[: len(ids) - without]
@@ -174,7 +174,6 @@ class _Score(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
         of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
-        ids = head.own(ids)
         directed = of_hidden and not (of_weight or of_bias) and head.cap is None
         with torch.autocast(hidden.device.type, enabled=False):
             planned = replace(plan, mean=plan.mean or directed)
@@ -182,7 +181,7 @@ class _Score(torch.autograd.Function):
             direction = None
             if directed and mean is not None:
                 # d logp / d hidden, [rows, H]: the backward pass then needs no product.
-                direction = (head.rows_of(ids) - mean).div_(head.temperature)
+                direction = (head.weight[ids] - mean).div_(head.temperature)
         ctx.head = head
         logp = running.logp
         if bias is not None and head.cap is None:
@@ -220,7 +219,7 @@ class _Score(torch.autograd.Function):
 def _pass(
     head: Head, hidden: Tensor, ids: Tensor, plan: Plan
 ) -> tuple[Running, Tensor | None, Tensor | None]:
-    """One pass over the head's tiles; ``ids`` are columns of the head's own rows.
+    """One pass over the head's tiles.
 
     Returns:
       Softmax statistics; expected rows of the weight [N, H], if planned; collision probabilities
@@ -252,8 +251,6 @@ def _pass(
                 # Before this tile is added: earlier sums shrink when the maximum grows.
                 scale_rows(mean, shrink)
                 add_product(mean, e, factor)
-    if head.shard is not None:
-        head.shard.combine(running, means, squares)
     if means is not None:
         means.div_(running.mass[:, None])
     if squares is not None:

@@ -1,15 +1,14 @@
 """The output head as a tiled product: rows are tokens, columns are the vocabulary."""
 
+import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from trustclip.constraints.masked import widen
-from trustclip.head.shards import Shard, is_dtensor, shard_of
 
 #: Largest number of rows of a tile, by device. More rows read the weight less often.
 _ROWS = {"cpu": 1024, "cuda": 4096}
@@ -36,7 +35,6 @@ class Head:
       bias: $b$, or None. Shape [V].
       temperature: $T$.
       cap: $c$, or None.
-      shard: which rows of a vocabulary that ranks share the weight has; None for all.
 
     Raises:
       ValueError: shapes that do not fit, $T$ or $c$ not positive, a weight that is a DTensor.
@@ -46,16 +44,14 @@ class Head:
     bias: Tensor | None = None
     temperature: float = 1.0
     cap: float | None = None
-    shard: Shard | None = None
     #: Dtype of the factors of products; fixed here, since autocast is off in a backward pass.
     compute_dtype: torch.dtype = field(init=False)
 
     def __post_init__(self) -> None:
-        if is_dtensor(self.weight):
+        if _is_dtensor(self.weight):
             raise ValueError(
-                "`weight` is a DTensor: take Head.of(weight.to_local()).sharded(group) where every "
-                "rank has the same tokens (a tensor-parallel vocabulary), or gathered(weight) "
-                "where each has its own (FSDP2)."
+                "`weight` is a DTensor. Score inside of the module's forward pass, where FSDP2 has "
+                "gathered it; under tensor parallelism give weight.full_tensor()."
             )
         if self.weight.dim() != 2:
             raise ValueError(
@@ -109,38 +105,9 @@ class Head:
         cap = None if softcap is None else softcap / temperature
         return cls(weight, bias, temperature / scale, cap)
 
-    def sharded(self, group: Any) -> "Head":
-        """The same head, where the weight is this rank's rows of a vocabulary that ranks share.
-
-        For a tensor-parallel vocabulary: every rank of the group has the same hidden states and
-        ids. Statistics are combined over the group; the gradient of hidden states is whole on each
-        rank, that of the weight is of its rows. Call it on every rank.
-
-        Args:
-          group: process group in which ranks are in the order of their rows.
-        """
-        return replace(self, shard=shard_of(self.weight, group))
-
-    @property
-    def tokens(self) -> int:
-        """Size of the vocabulary, over all ranks that share it."""
-        return self.vocabulary if self.shard is None else self.shard.tokens
-
-    def own(self, ids: Tensor) -> Tensor:
-        """Tokens as rows of this rank's weight, out of its range where another rank has them."""
-        return ids if self.shard is None else ids - self.shard.first
-
-    def rows_of(self, own: Tensor) -> Tensor:
-        """Rows of the weight of tokens by `own`, whichever rank has them. Shape [rows, H]."""
-        if self.shard is None:
-            return self.weight[own]
-        inside = (own >= 0) & (own < self.vocabulary)
-        rows = self.weight[own.clamp(0, self.vocabulary - 1)].to(self.dtype)  # [rows, H]
-        return self.shard.add(torch.where(inside[:, None], rows, 0))
-
     @property
     def vocabulary(self) -> int:
-        """Rows of the weight on this rank."""
+        """Size of the vocabulary: rows of the weight."""
         return self.weight.shape[0]
 
     @property
@@ -226,6 +193,12 @@ def as_head(weight: Tensor | Head, bias: Tensor | None = None, temperature: floa
     if bias is not None or temperature != 1:
         raise ValueError("a Head has its own bias and temperature: give them to Head.of.")
     return weight
+
+
+def _is_dtensor(x: object) -> bool:
+    """Whether it is a DTensor; the module takes seconds to import, and a DTensor implies it."""
+    loaded = sys.modules.get("torch.distributed.tensor")
+    return loaded is not None and isinstance(x, loaded.DTensor)
 
 
 class Tile:

@@ -1,11 +1,9 @@
-"""The likeliest tokens of the old policy, and a lower bound of the KL divergence from them."""
+"""The likeliest tokens of a policy, and log-probabilities of a few tokens of each row."""
 
 import torch
 from torch import Tensor
 
-from trustclip.constraints.divergences import categorical_kl, with_rest
-from trustclip.constraints.masked import widen
-from trustclip.head.exact import Order, check_order
+from trustclip.constraints.divergences import with_rest
 from trustclip.head.further import GATHERED
 from trustclip.head.product import Head, Tile, as_head
 from trustclip.head.softmax import Running, fold
@@ -42,7 +40,7 @@ def topk(
       >>> ids.tolist(), logp.exp()
       ([[1, 2]], tensor([[0.5000, 0.3000]], dtype=torch.float64))
     """
-    head = _whole(as_head(weight, bias, temperature))
+    head = as_head(weight, bias, temperature)
     if not 1 <= k < head.vocabulary:
         raise ValueError(
             f"`k` must be from 1 to {head.vocabulary - 1}, one less than the vocabulary; got {k}."
@@ -75,58 +73,6 @@ def _topk(head: Head, operand: Tensor, k: int, memory: tuple[Tile, Tile]) -> tup
 
 
 @torch.no_grad()
-def topk_kl(
-    hidden: Tensor,
-    log_partition: Tensor,
-    weight: Tensor | Head,
-    old: tuple[Tensor, Tensor],
-    order: Order = "old_new",
-    *,
-    bias: Tensor | None = None,
-    temperature: float = 1.0,
-) -> Tensor:
-    r"""KL divergence over the old policy's top K tokens and "any other": a lower bound.
-
-    Merging the other tokens into one loses $P(\text{other})\,\mathrm{KL}$ of the conditionals on
-    them, which is not negative. So a gate on it closes only where one on `exact_kl` does, up to
-    rounding: where the top K hold nearly all of the mass, float32 knows the rest to 1e-7 only, and
-    the result can exceed the exact one by some 1e-4 nats (logits up to 50; not at logits up to 15).
-    Thresholds from 1e-3 nats on do not notice. No product: K dot products per token.
-
-    Args:
-      hidden: last hidden states of the current policy. Shape [N, H].
-      log_partition: `Scores.log_partition` of them, from `score` with the same head. Shape [N].
-      weight: $W$ of the current policy, or its `Head`. Shape [V, H].
-      old: `topk` of the old policy: ids, and log-probabilities in nats. Both [N, K].
-      order: ``"old_new"`` for KL(old || new), ``"new_old"`` for KL(new || old).
-      bias: $b$. Shape [V].
-      temperature: $T$, that of the score.
-
-    Returns:
-      Nats, float32 at least, without gradient. Shape [N].
-
-    Raises:
-      ValueError: unknown order.
-
-    Example:
-      >>> from trustclip.head import exact_kl, score
-      >>> old = torch.tensor([[0.5, 0.3, 0.1, 0.1]], dtype=torch.float64).log()
-      >>> new = torch.tensor([[0.4, 0.4, 0.15, 0.05]], dtype=torch.float64).log()
-      >>> eye = torch.eye(4, dtype=torch.float64)
-      >>> log_partition = score(new, eye, torch.tensor([0])).log_partition
-      >>> round(topk_kl(new, log_partition, eye, topk(old, eye, 2)).item(), 12)
-      0.025267153922
-      >>> round(exact_kl(new, old, eye).item(), 12)  # the other two tokens changed, too
-      0.054035361167
-    """
-    check_order(order)
-    ids, logp_old = old
-    logp_new = logp_of(hidden, log_partition, as_head(weight, bias, temperature), ids)
-    first, second = (with_other(logp) for logp in (widen(logp_old), logp_new))
-    return categorical_kl(*((first, second) if order == "old_new" else (second, first)))
-
-
-@torch.no_grad()
 def logp_of(hidden: Tensor, log_partition: Tensor, head: Head, ids: Tensor) -> Tensor:
     """Log-probabilities of a few tokens of each row: K dot products per token, no product.
 
@@ -135,7 +81,6 @@ def logp_of(hidden: Tensor, log_partition: Tensor, head: Head, ids: Tensor) -> T
     Returns:
       Nats, float32 at least, without gradient. Shape [N, K].
     """
-    head = _whole(head)
     logp = hidden.new_empty(ids.shape, dtype=head.dtype)
     rows = max(1, GATHERED // max(1, ids.shape[1] * head.weight.shape[1]))
     for start in range(0, len(ids), rows):
@@ -143,15 +88,6 @@ def logp_of(hidden: Tensor, log_partition: Tensor, head: Head, ids: Tensor) -> T
         z = head.logits_of(hidden[block], ids[block])  # [rows, K]
         logp[block] = z.double().sub_(log_partition[block, None])
     return logp
-
-
-def _whole(head: Head) -> Head:
-    if head.shard is not None:
-        raise ValueError(
-            "the likeliest tokens of a vocabulary that ranks share are not searched: gather the "
-            "weight, or take the exact KL divergence, which is computed in parts."
-        )
-    return head
 
 
 def with_other(logp: Tensor) -> Tensor:

@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor
 
-from trustclip.constraints import gates, levels
+from trustclip.constraints import divergences, gates, levels
 from trustclip.constraints.base import Method, Positive, Trait, definition
 from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
-from trustclip.constraints.masked import safe_expm1
 
 
 @definition
@@ -59,4 +58,4 @@ class VACO(Method, traits=Trait.CUTS | Trait.SEES_OTHERS):
     @torch.no_grad()
     def total_variation(self, log_ratio: Tensor, mask: Tensor) -> Tensor:
         """Estimated total variation of each token's sequence. Shape [batch, time]."""
-        return levels.reduce("sequence", "mean", 0.5 * safe_expm1(log_ratio).abs(), mask)
+        return levels.reduce("sequence", "mean", divergences.tv(log_ratio), mask)

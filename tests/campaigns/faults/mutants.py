@@ -37,7 +37,10 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("constraints/aggregation.py", "constraints/masked.py"),
         ("constraints/test_gate_algebra.py", "constraints/test_aggregation.py"),
     ),
-    "intervals": (("constraints/intervals.py",), ("constraints/test_intervals.py",)),
+    "intervals": (
+        ("constraints/intervals.py",),
+        ("constraints/test_intervals.py", "constraints/test_fdivergences.py"),
+    ),
     "store": (
         ("train/durable/store.py", "logs/writing/extents.py", "support/flush.py"),
         (

@@ -82,12 +82,6 @@ def recipe_names_a_reward_in_a_file_beside_it(folder):
 
 
 @artefact(2, *IMPORTS)
-def function_as_a_divergence(folder):
-    method = {"name": "f_divergence", "divergence": f"{PAYLOAD}:curve", "delta": 0.1}
-    return ["run", recipe(folder, method=method)]
-
-
-@artefact(2, *IMPORTS)
 def class_under_a_hyper_parameter_of_the_user(folder):
     return ["run", recipe(folder, method=EVIL), "--method.delta", "0.05"]
 

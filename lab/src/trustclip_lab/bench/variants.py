@@ -18,8 +18,6 @@ MODELS = {"qwen3-1.7b": (2048, 151_936), "qwen3-8b": (4096, 151_936)}
 _ENTROPY_ROWS = 128
 #: Columns of a tile of TRL's head, as its trainers set it.
 _COLUMNS = 32768
-#: Tokens kept of the old policy where only its likeliest are.
-_TOP = 20
 
 
 @dataclass(frozen=True)
@@ -157,19 +155,6 @@ def with_bregman_kl(problem: Problem) -> Callable[[], Tensor]:
     def call() -> Tensor:
         new = head.score(problem.hidden, problem.weight, problem.ids)
         head.bregman_kl(problem.hidden.detach(), new, problem.hidden_old, old)
-        return problem.backward(new.logp)
-
-    return call
-
-
-def with_topk_kl(problem: Problem) -> Callable[[], Tensor]:
-    """With KL(old || new) over the old policy's top 20 and any other, kept likewise."""
-    weight = problem.weight.detach()
-    old = head.topk(problem.hidden_old, weight, min(_TOP, len(weight) - 1))
-
-    def call() -> Tensor:
-        new = head.score(problem.hidden, problem.weight, problem.ids)
-        head.topk_kl(problem.hidden.detach(), new.log_partition, weight, old)
         return problem.backward(new.logp)
 
     return call

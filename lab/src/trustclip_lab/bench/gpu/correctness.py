@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trustclip import head
-from trustclip.head.exact import ORDERS, Order
+from trustclip.head.exact import ORDERS
 from trustclip_lab.bench.gpu.cases import Case, Place, Row, Stage, kernels_in_head
 from trustclip_lab.bench.gpu.edges import EDGES
 from trustclip_lab.bench.gpu.reference import Reference, gradients, reference
@@ -118,7 +118,7 @@ def against(inputs: Inputs, checks: Checks) -> None:
             inputs.hidden, new, inputs.hidden_old, old, order, temperature=inputs.temperature
         )
         checks.near(f"Bregman KL {order}", bregman, truth.kl[order], floor)
-    _likeliest(inputs, truth, new.log_partition, options, checks)
+    _likeliest(inputs, truth, options, checks)
 
 
 def _scores(
@@ -147,10 +147,8 @@ def _scores(
             checks.near(f"gradient of W{name}", weight.grad, expected[1], allowed["gradient"])
 
 
-def _likeliest(
-    inputs: Inputs, truth: Reference, log_partition: Tensor, options: dict[str, Any], checks: Checks
-) -> None:
-    """Top K: the ids' log-probabilities, and a bound that stays below the exact divergence."""
+def _likeliest(inputs: Inputs, truth: Reference, options: dict[str, Any], checks: Checks) -> None:
+    """Top K: the tokens, and their log-probabilities."""
     count = min(20, int(truth.logp_all.isfinite().sum(dim=1).min()) if len(truth.logp) else 20)
     count = max(1, min(count, inputs.weight.shape[0] - 1))
     allowed = ALLOWED[inputs.weight.dtype]["value"]
@@ -158,13 +156,6 @@ def _likeliest(
     best = truth.logp_all_old.topk(count, dim=1).values
     checks.near("top K, log-probabilities", logp, best, allowed)
     checks.near("top K, tokens", truth.logp_all_old.gather(1, ids), best, 10 * allowed)
-    order: Order
-    for order in ORDERS:
-        bound = head.topk_kl(
-            inputs.hidden, log_partition, inputs.weight, (ids, logp), order, **options
-        )
-        over = (bound.double() - truth.kl[order]).clamp(min=0)
-        checks.near(f"top-K KL above the exact one, {order}", over, torch.zeros_like(over), 1e-3)
 
 
 def _case(change: Callable[[Inputs], Inputs], dtype: torch.dtype, scale: float = 3.0) -> Any:

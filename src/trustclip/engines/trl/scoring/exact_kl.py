@@ -176,7 +176,7 @@ class KLWatch:
     def _top_k(
         self, model: nn.Module, states: Tensor, sampled: Tensor, logp_old: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Ids and log-probabilities of `divergences.top_k_tokens`. Both [tokens, k + 1]."""
+        """Ids of the likeliest and the sampled token, and log-probabilities. [tokens, k + 1]."""
         ids, logp = topk(states.flatten(0, 1), self._head(model), self._k + 1)
         # Last column: the sampled token, or the next likeliest where that is among the top k.
         among = (ids[:, :-1] == sampled[:, None]).any(dim=1)  # [tokens]

@@ -21,9 +21,9 @@ from unittest import mock
 import synthetic_runs
 import yaml
 from patience import NEVER
+from synthetic_runs import undrawn
 
 from trustclip.cli.main import main
-from trustclip.report.draw import figures
 
 from . import runs as base_runs
 from .runs import LostError, memory_folder
@@ -76,7 +76,7 @@ class Pages:
         said = StringIO()
         command = ["report", *map(str, runs), "--output-dir", str(self._out)]
         with (
-            mock.patch.object(figures, "save", lambda *_: []),
+            mock.patch("trustclip.report.page.draw", undrawn),
             redirect_stderr(said),
             redirect_stdout(StringIO()),
         ):

@@ -491,7 +491,7 @@ def test_no_text_of_a_run_becomes_markup(built):
     out, _ = built
     text = (out / "index.html").read_text(encoding="utf-8")
     page = Page(text)
-    assert [tag for tag, _ in page.elements].count("script") == 7
+    assert [tag for tag, _ in page.elements].count("script") == 6
     assert not {tag for tag, _ in page.elements} & {"img", "iframe", "object", "embed", "b"}
     assert all("src" not in attrs and not attrs.get("href", "#")[0] not in "#dft"
                for _, attrs in page.elements)  # fmt: skip

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -14,7 +14,6 @@ from trustclip.logs.reader import Run
 from trustclip.logs.samples import COLUMNS, MAX_CHARACTERS, page_rows
 from trustclip.logs.tokens import TOKENS
 from trustclip.report.collect import Report, collect
-from trustclip.report.draw.figures import Picture, draw
 from trustclip.report.draw.marks import PALETTE, Figure
 from trustclip.report.html import embedded, environment, page_of, rendered
 from trustclip.report.microscope import SCRIPTS, tokens_data
@@ -22,6 +21,9 @@ from trustclip.support.inside import Inside
 from trustclip.support.jsonl import write_text
 from trustclip.support.secrets import redact, redacted_argv
 from trustclip.support.text import duration, percent, title_of
+
+if TYPE_CHECKING:
+    from trustclip.report.draw.figures import Picture
 
 #: Parts of every page, and what a link to them says.
 _ANCHORS = {"notices": "warnings", "runs": "runs"}
@@ -49,7 +51,7 @@ def render(
     title: str,
     live: bool = False,
     saved: bool = False,
-    pictures: Mapping[str, Picture] | None = None,
+    pictures: "Mapping[str, Picture] | None" = None,
 ) -> str:
     """The page of a report, as HTML.
 
@@ -79,8 +81,10 @@ def render(
     )
 
 
-def drawn(figures: Sequence[Figure]) -> dict[str, Picture]:
+def drawn(figures: Sequence[Figure]) -> "dict[str, Picture]":
     """Figures drawn, by their keys."""
+    from trustclip.report.draw.figures import draw  # only here: it loads matplotlib
+
     return {figure.key: draw(figure) for figure in figures}
 
 

@@ -76,7 +76,7 @@ class Pages:
         said = StringIO()
         command = ["report", *map(str, runs), "--output-dir", str(self._out)]
         with (
-            mock.patch("trustclip.report.page.draw", undrawn),
+            mock.patch("trustclip.report.draw.figures.draw", undrawn),
             redirect_stderr(said),
             redirect_stdout(StringIO()),
         ):

@@ -33,7 +33,7 @@ def panels_for_page(
         body = re.sub(r'<g id="[^"]*">', "<g>", body)
         pages.append(
             Markup(
-                f'<svg class="chart" viewBox="{box}" style="max-width: {1.4 * place[2]:.0f}px" '
+                f'<svg class="chart" viewBox="{box}" style="max-width: {1.5 * place[2]:.0f}px" '
                 f'role="img" aria-label="{name}">{body}</svg>'
             )
         )

@@ -8,7 +8,6 @@
 # make mutants GROUPS="gates store"        do the tests notice changes to the code?
 # make mutants SINCE=main                  the same, of the functions that your diff touches
 # make docs         build the documentation site into docs/_build
-# make parquet-reader          what the microscope opens Parquet with in the browser, by npm
 # make peers TRL_TESTS=... SB3_TESTS=...   other projects' own tests on our classes
 # make compare-with COMMIT=...               the same 20 updates by another commit
 # make gpu          correctness, speed and memory on this machine's GPU, in MINUTES=9, into OUT=...
@@ -47,7 +46,7 @@ RUN_WITH.newest := --upgrade -e .[train,report]
 DEV_WITH.newest := --upgrade -e .[train,report,control,slurm,dev] -e ./lab
 PEERS := .peers
 
-.PHONY: parquet-reader setup demo demo-smollm2 test test-slow browser check docs faults planted fuzz mutants hashes audit wheel-check wheel-use peers \
+.PHONY: setup demo demo-smollm2 test test-slow browser check docs faults planted fuzz mutants hashes audit wheel-check wheel-use peers \
   compare-with gpu gpu-wheels verl-setup verl-test verl-e2e real-setup real-test slurm
 
 setup: $(DEV)
@@ -82,20 +81,8 @@ planted: $(DEV)
 mutants: $(FAULTS)
 	JOBS=$(JOBS) $(BIN)/python -m tests.campaigns.faults.mutants $(GROUPS) $(if $(SINCE),--since $(SINCE))
 
-# The script with which the microscope opens Parquet in the browser, from two pinned packages of npm
-# and with their licences; it is part of wheels and of the site, and without npm of neither.
-PARQUET := src/trustclip/report/templates/parquet.min.js
-READER := docs/parquet-reader
-parquet-reader: $(PARQUET)
-$(PARQUET): $(wildcard $(READER)/*.js*)
-	mkdir -p build/parquet-reader && cp $(READER)/*.js* $(READER)/.npmrc build/parquet-reader
-	cd build/parquet-reader && npm ci --silent
-	cd build/parquet-reader && { for name in hyparquet fzstd; do \
-	  printf '/*! %s\n' $$name; cat node_modules/$$name/LICENSE; printf '*/\n'; done; npm run --silent build; } > built.js
-	mv build/parquet-reader/built.js $@
-
 # Strict: a broken link, a missing reference or a formula that cannot be drawn is a failure.
-docs: $(DOCS) $(if $(shell command -v npm),$(PARQUET))
+docs: $(DOCS)
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build
 	@echo "open docs/_build/index.html"
 
@@ -140,7 +127,7 @@ peers: $(DEV)
 # In an empty folder, with the core dependencies alone: what `pip install trustclip` gives; then
 # with the laboratory beside it.
 IN_WHEEL := cd build/wheel && env -u PYTHONPATH HF_HUB_OFFLINE=1 venv/bin/python ../../tests/check_wheel.py
-wheel-check: $(BIN)/python $(if $(shell command -v npm),$(PARQUET))
+wheel-check: $(BIN)/python
 	rm -rf build lab/build dist && mkdir -p build/wheel
 	$(BIN)/python -m pip wheel -q --no-deps -w dist . ./lab
 	$(PYTHON) -m venv build/wheel/venv

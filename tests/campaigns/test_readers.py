@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from malicious import records
+from synthetic_runs import undrawn
 
 from trustclip.cli.main import main
 
@@ -140,7 +141,7 @@ def _play(artefacts: Sequence[records.Made], folder: Path) -> None:
 @pytest.mark.slow
 def test_no_artefact_ends_in_a_traceback_or_runs_on(suite, tmp_path, monkeypatch, capsys):
     """All of them, with other values for each ``HOSTILE_SEED``."""
-    monkeypatch.setattr("trustclip.report.draw.figures.save", lambda *_: [])
+    monkeypatch.setattr("trustclip.report.draw.figures.draw", undrawn)
     tokens = suite / "atr-0" / "tokens" / "update-000001.parquet"
     reads = [["tokens", str(tokens)], ["microscope", str(tokens), "--out", str(tmp_path / "page")]]
     for argv in [*records.commands(suite / "atr-0", verify=True), *reads]:

@@ -107,7 +107,7 @@ def test_every_extra_that_is_named_exists():
 
 #: What training and reports bring beyond the commands' own packages, and other extras.
 TRAIN = ("transformers", "trl", "peft", "datasets", "accelerate", "math_verify", "psutil")
-REPORT = ("matplotlib", "plotly", "pyarrow", "pandas")  # jinja2 comes with torch
+REPORT = ("matplotlib", "pyarrow", "pandas")  # jinja2 comes with torch
 OTHERS = (
     "stable_baselines3", "gymnasium", "liger_kernel", "vllm", "ray", "submitit", "verl", "hydra",
     "omegaconf", "trackio", "tensorboard", "wandb", "mlflow",

@@ -6,13 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from synthetic_runs import Spec, make_run
 
 from trustclip.cli import registry
 from trustclip.cli.main import main
 from trustclip.cli.registry import COMMANDS, KNOWN, Command, added_commands
-from trustclip.report import reference
-from trustclip.report.collect import collect
 from trustclip.train import shipped
 
 #: Python whose installed distributions have none of our entry points.
@@ -98,23 +95,3 @@ def test_recipes_of_other_distributions_are_run_by_their_commands():
         command = shipped.command_of(path)
         assert command in {*COMMANDS, *added_commands()}, name
         assert shipped.locate(Path(name)) == path
-
-
-def test_a_report_without_published_results_shows_the_runs_alone(tmp_path, monkeypatch):
-    from trustclip.report import collect as collecting
-    from trustclip.report import results
-    from trustclip.report.draw import budget
-
-    none = reference.Reference()
-    for module in (collecting, results, budget):
-        monkeypatch.setattr(module, "published", lambda: none)
-    tasks = {"amc23": 83, "aime24": 30, "aime25": 30}
-    spec = Spec({"name": "atr", "delta": 0.07}, k=8, steps=8, every=8, tasks=tasks)
-    make_run(tmp_path / "a", spec)
-    report = collect([tmp_path / "a"])
-    assert report.paper == []
-    assert not [row for table in report.tables for row in table.rows if row.kind == "paper"]
-    marks = [m for f in report.figures for panel in f.panels for m in panel.marks]
-    assert marks and not [m for m in marks if m.style == "printed" or "paper" in m.name]
-    scores = next(table for table in report.tables if table.key == "scores")
-    assert scores.columns[0] == "AMC2023 Mean@8"

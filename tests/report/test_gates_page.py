@@ -25,9 +25,10 @@ def looked_through() -> list[tc.Method]:
         choices = [d for d in offer["dials"] if d["kind"] == "choice"]
         given = [{d["path"]: value} for d in choices for value in d["values"]]
         found += [method, *(tc.method(name, **one) for one in given)]
-        if offer["moved"]:
+        numbers = [d["path"] for d in offer["dials"] if d["kind"] == "number"]
+        if numbers:
             moved = drawn(name, type(method))[0]
-            found.append(tc.method(name, **{k: getattr(moved, k) for k in offer["moved"]}))
+            found.append(tc.method(name, **{k: getattr(moved, k) for k in numbers}))
     return list(dict.fromkeys(found))
 
 

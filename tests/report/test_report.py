@@ -29,9 +29,8 @@ from trustclip.report.build import build
 from trustclip.report.collect import collect
 from trustclip.report.console import explain
 from trustclip.report.draw import plots, swept
-from trustclip.report.draw.charts import spec
 from trustclip.report.draw.curves import bucket_figure, lines_of
-from trustclip.report.draw.figures import save
+from trustclip.report.draw.figures import draw, save
 from trustclip.report.draw.marks import Figure, Mark, Panel
 from trustclip.report.page import write_page
 from trustclip.report.tables import Cell, Table, TableRow, latex, markdown
@@ -396,20 +395,13 @@ def test_bands_of_budgets_end_at_the_intervals_of_the_scores(report):
             assert [band.low[-1], band.high[-1]] == pytest.approx(ends)
 
 
-def test_every_figure_is_one_that_plotly_knows(report):
-    from plotly.graph_objects import Figure
-
-    for figure in report.figures:
-        for panel in figure.panels:
-            drawn = spec(panel)
-            json.dumps(drawn, allow_nan=False)
-            Figure(drawn)  # refuses a property that does not exist
-
-
-def test_a_name_is_no_markup_in_a_chart():
-    mark = Mark("line", [1.0, 2.0], [1.0, float("nan")], "<a href='x'>atr</a>", 0)
-    (trace,) = spec(Panel("t", "x", "y", [mark]))["data"]
-    assert trace["name"] == "&lt;a href='x'&gt;atr&lt;/a&gt;" and trace["y"] == [1.0, None]
+def test_a_panel_says_its_values_and_its_names_are_no_markup():
+    mark = Mark("points", [1.0, 2.0], [41.75, None], "<a href='x'>atr</a>", 0)
+    (panel,) = draw(Figure("f", "t", "c", [Panel("t", "x", "y", [mark])])).panels
+    name = "&lt;a href=&#39;x&#39;&gt;atr&lt;/a&gt;"
+    assert f"<title>{name}</title>" in panel and f"<title>{name}: 41.75 at 1</title>" in panel
+    assert "<a" not in panel and "var(--series-0)" in panel and "#0072b2" not in panel
+    assert panel.count("<g") == panel.count("</g>") and 'data-group="0"' in panel
 
 
 def test_dollars_in_a_name_are_no_formula_in_a_figure(tmp_path):
@@ -499,7 +491,7 @@ def test_no_text_of_a_run_becomes_markup(built):
     out, _ = built
     text = (out / "index.html").read_text(encoding="utf-8")
     page = Page(text)
-    assert [tag for tag, _ in page.elements].count("script") == 9
+    assert [tag for tag, _ in page.elements].count("script") == 6
     assert not {tag for tag, _ in page.elements} & {"img", "iframe", "object", "embed", "b"}
     assert all("src" not in attrs and not attrs.get("href", "#")[0] not in "#dft"
                for _, attrs in page.elements)  # fmt: skip
@@ -583,10 +575,10 @@ def test_a_run_that_has_logged_nothing_gives_no_page_but_what_is_missing(tmp_pat
     assert build([path], tmp_path / "out")
 
 
-def test_neither_plotly_nor_matplotlib_is_loaded_to_read_runs():
+def test_matplotlib_is_not_loaded_to_read_runs():
     code = (
         "import sys, trustclip.report.collect, trustclip.report.page; "
-        "sys.exit('plotly' in sys.modules or 'matplotlib' in sys.modules)"
+        "sys.exit('matplotlib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

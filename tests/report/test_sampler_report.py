@@ -74,9 +74,5 @@ def test_the_section_is_drawn_and_fits_a_phone(tmp_path, scheme) -> None:
     with opened(page, color_scheme=scheme, viewport={"width": 390, "height": 800}) as tab:
         charts = tab.locator("#sampler .chart")
         assert charts.count() == 8
-        for i in range(charts.count()):
-            charts.nth(i).scroll_into_view_if_needed()
-        drawn = "document.querySelectorAll('#sampler .chart:has(svg path)').length === 8"
-        tab.wait_for_function(drawn)
         tab.evaluate("document.querySelectorAll('section:not(#sampler)').forEach(s => s.remove())")
         assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

@@ -9,9 +9,8 @@ from trustclip.logs.recognise import holds_tokens
 from trustclip.logs.table import is_table, write_table
 from trustclip.report import results
 from trustclip.report.collect import Report, collect
-from trustclip.report.draw import figures
 from trustclip.report.microscope import token_page
-from trustclip.report.page import render
+from trustclip.report.page import drawn, render
 from trustclip.report.tables import latex, markdown
 from trustclip.support.jsonl import write_text
 
@@ -57,15 +56,16 @@ def build(
         many = f"none of {len(recorded)} runs has logged an update or an evaluation."
         raise ValueError(many if len(recorded) > 1 else recorded[0].silence)
     (out / "figures").mkdir(parents=True, exist_ok=True)
+    pictures = drawn(report.figures)
     texts = {
-        "index.html": render(report, title or "Report", saved=True),
+        "index.html": render(report, title or "Report", saved=True, pictures=pictures),
         "tables.md": "\n".join(markdown(table) for table in report.tables),
         "tables.tex": "% Needs the package booktabs.\n" + "\n".join(map(latex, report.tables)),
         "tables.csv": results.tidy(report.groups),
     }
     for name, text in texts.items():
         write_text(out / name, text)
-    images = [path for figure in report.figures for path in figures.save(figure, out / "figures")]
+    images = [path for f in report.figures for path in pictures[f.key].save(f, out / "figures")]
     return [
         *(out / name for name in texts),
         *_write_runs(report, out / "runs.parquet", reaches),

@@ -16,7 +16,6 @@ from trustclip.report.contamination import clean_table
 from trustclip.report.draw import budget, curves, mismatch, plots, swept
 from trustclip.report.draw.marks import Figure
 from trustclip.report.learning import table_of
-from trustclip.report.reference import TITLES, published
 from trustclip.report.tables import Table
 
 Item = TypeVar("Item")
@@ -38,7 +37,6 @@ class Report:
 
     Args:
       compared: groups against the reference of their setting, by Mean@K.
-      paper: the paper's own tables, where no run can be set beside them.
     """
 
     groups: list[Group]
@@ -47,7 +45,6 @@ class Report:
     findings: list[Finding]
     by_run: list[differences.RunFindings]
     sections: list[Section]
-    paper: list[Table]
 
     def __getitem__(self, key: str) -> Section:
         return next(section for section in self.sections if section.key == key)
@@ -72,7 +69,7 @@ class Report:
             else _many(len(self.groups), "group"),
             _many(len(runs), "run"),
             ", ".join(dict.fromkeys(run.model for run in runs)),
-            ", ".join(TITLES.get(t, t) for t in results.tasks_of(self.groups)),
+            ", ".join(results.TITLES.get(t, t) for t in results.tasks_of(self.groups)),
             _many(max(run.last_step for run in runs), "update"),
         ]
         return " · ".join(part for part in parts if part)
@@ -102,7 +99,6 @@ def collect(
         results.comparison_table(by_mean, "mean-differences"),
         results.comparison_table(by_pass, "pass-differences"),
     )
-    beside = any(row.kind == "paper" for table in tables for row in table.rows)
     logged = [group for group in groups if not any(run.tabled for run in group.runs)]
     gate = [
         *_for_each(logged, curves.gate_figure),
@@ -142,7 +138,6 @@ def collect(
             Section("sampler", "Sampler", policies, _some(results.worst_table(groups))),
             Section("shadows", "Shadows", [], shadows.tables(groups)),
         ],
-        paper=[] if beside else published().tables(),
     )
 
 

@@ -3,33 +3,24 @@
 The page computes what each method keeps from the numbers of `trustclip.report.gates`.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from trustclip.constraints.base import Method, methods
 from trustclip.constraints.registry import method
-from trustclip.logs.recognise import holds_tokens, looked_for
-from trustclip.logs.tokens import REQUIRED
 from trustclip.report import gates
 from trustclip.report.html import embedded, environment, page_of, rendered
 from trustclip.report.tokens import views
-from trustclip.support import parquet
-from trustclip.support.reading import content
 
 #: Methods that are looked through until the reader chooses.
 CHOSEN = ("clip", "atr", "dppo")
 #: Scripts of every page with tokens, in their order.
-SCRIPTS = ("gates.js.j2", "files.js.j2", "microscope.js.j2")
+SCRIPTS = ("gates.js.j2", "microscope.js.j2")
 #: What the sample is: `benchmarks/microscope_sample.py`.
 SAMPLE = "a sample: SmolLM2-135M on word sums, trained with atr, with a sampler of int8 weights"
-#: Largest file of another program that is put into a page, bytes.
-LARGEST = 64 << 20
 
 
 @cache
@@ -39,8 +30,8 @@ def applicable_methods() -> dict[str, dict[str, Any]]:
     Others read more: the sampler's, the entropy, whole batches. ``trustclip shadow`` computes them.
 
     Example:
-      >>> applicable_methods()["clip"]["spec"], applicable_methods()["clip"]["moved"]
-      ({'name': 'clip', 'epsilon': 0.2, 'side': 'outward', 'level': 'token'}, ['epsilon'])
+      >>> applicable_methods()["clip"]["spec"]
+      {'name': 'clip', 'epsilon': 0.2, 'side': 'outward', 'level': 'token'}
       >>> "trpo" in applicable_methods()
       False
     """
@@ -58,9 +49,6 @@ def _offer(chosen: Method) -> dict[str, Any] | None:
         "spec": chosen.to_dict(),
         "does": (type(chosen).__doc__ or "").strip().splitlines()[0].partition(": ")[2],
         "dials": list(_dials(chosen, numbers)),
-        "moved": list(numbers),
-        "tightest": {name: values[0] for name, values in numbers.items()},
-        "widest": {name: values[-1] for name, values in numbers.items()},
         "interval": interval,
         "curve": curve,
     }
@@ -85,69 +73,24 @@ def tokens_data(
     ``colours`` are places in the palette of methods that the page has drawn already.
     """
     offered = {"methods": applicable_methods(), "chosen": CHOSEN, "colours": dict(colours or {})}
-    return {**views(runs), **offered, "files": []}
+    return {**views(runs), **offered}
 
 
 def token_page(paths: Sequence[Path], title: str) -> str:
-    """The microscope, a page for files of tokens, as HTML; it opens further ones itself.
+    """The microscope, a page for files of tokens or of completions, as HTML.
 
-    In it from the start are the files of tokens, run directories, prime-rl's exports, TRL's
-    completions, verl's rollouts and UNIPO's steps of ``paths``; without any, this package's sample.
+    In it are the files of tokens, run directories, prime-rl's exports, TRL's completions, verl's
+    rollouts and UNIPO's steps of ``paths``; without any, this package's sample.
 
     Raises:
       ValueError: a path holds none of these.
     """
-    recorded = [path for path in paths if _has_tokens(path)]
-    others = [_read_foreign(path) for path in paths if path not in recorded]
-    if not paths:
-        sample = Path(__file__).with_name("sample.jsonl")
-        others = [{"name": SAMPLE, "text": sample.read_text(encoding="utf-8")}]
-    data = {**tokens_data([(path.name, path) for path in recorded]), "files": others}
-    library = reader()
-    scripts = [*([Markup(library)] if library else []), *rendered("common.js.j2", *SCRIPTS)]
+    sample = [(SAMPLE, Path(__file__).with_name("sample.jsonl"))]
+    shown = [(path.name, path) for path in paths] or sample
     return page_of(
         environment().get_template("microscope.html.j2"),
-        scripts,
+        rendered("common.js.j2", *SCRIPTS),
         title=title,
-        shown=", ".join(path.name for path in paths) or SAMPLE,
-        tokens=embedded(data),
-        parquet=bool(library),
+        shown=", ".join(name for name, _ in shown),
+        tokens=embedded(tokens_data(shown)),
     )
-
-
-def _has_tokens(path: Path) -> bool:
-    if path.is_dir():
-        return True
-    if path.suffix == ".parquet" and path.is_file():
-        return set(REQUIRED) <= set(parquet.columns(path))
-    try:
-        return holds_tokens(path)
-    except (ValueError, OSError):
-        return False
-
-
-def _read_foreign(path: Path) -> dict[str, str]:
-    """A file of another program as the page reads it: its text, or its rows as JSON lines."""
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such file.")
-    if path.stat().st_size > LARGEST:
-        raise ValueError(
-            f"{path} has more than {LARGEST >> 20} MiB, too much to lie in a page: write the page "
-            "without it, and open the file there."
-        )
-    if path.suffix == ".parquet":
-        rows = parquet.rows(path, kept=True)
-        return {"name": path.name, "text": "\n".join(json.dumps(row, default=str) for row in rows)}
-    text = content(path).decode("utf-8", "replace")
-    if text.lstrip()[:1] not in ("{", "["):
-        raise ValueError(f"{path} is neither JSON, JSON lines nor Parquet: {looked_for()}.")
-    return {"name": path.name, "text": text}
-
-
-def reader() -> str:
-    """The script that reads Parquet in a browser; empty where the build did not bring it.
-
-    ``make parquet-reader`` builds it from pinned packages; wheels and the site have it.
-    """
-    file = Path(__file__).parent / "templates" / "parquet.min.js"
-    return file.read_text(encoding="utf-8") if file.is_file() else ""

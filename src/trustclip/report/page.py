@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from markupsafe import Markup
 
 from trustclip.constraints.base import methods
 from trustclip.constraints.registry import method
@@ -14,15 +13,17 @@ from trustclip.findings.groups import Group
 from trustclip.logs.reader import Run
 from trustclip.logs.samples import COLUMNS, MAX_CHARACTERS, page_rows
 from trustclip.logs.tokens import TOKENS
-from trustclip.report.collect import Report, Section, collect
-from trustclip.report.draw import charts
-from trustclip.report.draw.marks import BANDS, DARK_PALETTE, PALETTE
+from trustclip.report.collect import Report, collect
+from trustclip.report.draw.marks import PALETTE, Figure
 from trustclip.report.html import embedded, environment, page_of, rendered
 from trustclip.report.microscope import SCRIPTS, tokens_data
 from trustclip.support.inside import Inside
 from trustclip.support.jsonl import write_text
 from trustclip.support.secrets import redact, redacted_argv
 from trustclip.support.text import duration, percent, title_of
+
+if TYPE_CHECKING:
+    from trustclip.report.draw.figures import Picture
 
 #: Parts of every page, and what a link to them says.
 _ANCHORS = {"notices": "warnings", "runs": "runs"}
@@ -45,19 +46,23 @@ def write_page(folder: Path, title: str) -> str:
     return "report.html"
 
 
-def render(report: Report, title: str, live: bool = False, saved: bool = False) -> str:
+def render(
+    report: Report,
+    title: str,
+    live: bool = False,
+    saved: bool = False,
+    pictures: "Mapping[str, Picture] | None" = None,
+) -> str:
     """The page of a report, as HTML.
 
     A ``live`` page loads itself again; of one that is ``saved``, the files of tables and figures
-    lie beside it, to be linked.
+    lie beside it, to be linked. ``pictures`` are its figures by key, drawn here when None.
     """
     template = environment().get_template("page.html.j2")
-    own = ["common.js.j2", "page.js.j2", *SCRIPTS]
-    scripts = [Markup(charts.script()), *rendered(*own)]
     sections = [part for part in report.sections if part.figures or part.tables]
     return page_of(
         template,
-        scripts,
+        rendered("common.js.j2", "page.js.j2", *SCRIPTS),
         title=title,
         live=live,
         saved=saved,
@@ -70,22 +75,17 @@ def render(report: Report, title: str, live: bool = False, saved: bool = False) 
         ],
         parts_of=_PARTS,
         runs=[_run(entry) for entry in report.by_run],
-        figures=figures(sections),
+        pictures=drawn(report.figures) if pictures is None else pictures,
         samples=embedded(_samples(report)),
         tokens=embedded(_tokens(report)),
-        height=charts.height,
     )
 
 
-def figures(sections: Sequence[Section]) -> Markup:
-    """Every panel as a chart, with the colours of both grounds."""
-    specs = {
-        f"{figure.key}/{i}": charts.spec(panel)
-        for section in sections
-        for figure in section.figures
-        for i, panel in enumerate(figure.panels)
-    }
-    return embedded({"figures": specs, "palettes": [PALETTE, DARK_PALETTE], "bands": BANDS})
+def drawn(figures: Sequence[Figure]) -> "dict[str, Picture]":
+    """Figures drawn, by their keys."""
+    from trustclip.report.draw.figures import draw  # only here: it loads matplotlib
+
+    return {figure.key: draw(figure) for figure in figures}
 
 
 def _run(entry: RunFindings) -> dict[str, Any]:

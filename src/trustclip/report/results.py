@@ -1,4 +1,4 @@
-"""The tables of a report: scores of every group next to the paper's, intervals, worst tokens."""
+"""The tables of a report: scores of every group, intervals, worst tokens."""
 
 import csv
 import io
@@ -13,10 +13,13 @@ from trustclip.findings.facts import ROUNDING
 from trustclip.findings.groups import Estimate, Group, by_setting, names
 from trustclip.findings.sampler import worst_tokens
 from trustclip.logs.reader import in_words
-from trustclip.report.reference import TITLES, Column, published
 from trustclip.report.tables import NOTHING, Cell, Table, TableRow
 from trustclip.support.text import bracket, one_line, percent, signed, title_of
 
+#: Headings of benchmarks, by the name of their task.
+TITLES = {"amc23": "AMC2023", "aime24": "AIME2024", "aime25": "AIME2025"}
+#: A column of scores: task (None for the average) and metric, such as ``"mean@8"``.
+Column = tuple[str | None, str]
 OPTIMISTIC = (
     "In parentheses: the best evaluation of each column, selected on the test problems as in the "
     "paper. It is optimistic and not a basis for comparisons."
@@ -66,7 +69,6 @@ def single_table(groups: Sequence[Group]) -> Table:
                 for e, top in zip(estimates, highest, strict=True)
             ]
             rows.append(TableRow(group.label, cells, "ours", _standing(group), group.series))
-            rows += published().trained(group.model, group.method, cols, repeated=False)
     notes = [
         "95 % intervals in brackets, clustered by problem and, with several seeds, also by seed."
     ]
@@ -94,7 +96,6 @@ def _base_rows(
     if measured:
         # Runs of one seed begin alike: the first group with scores represents them all.
         yield TableRow("before training", [_single_cell(e, False) for e in measured[0]], "base")
-    yield from published().base(groups[0].model, cols)
 
 
 def _single_cell(score: Estimate | None, strong: bool) -> Cell:
@@ -135,12 +136,7 @@ def repeated_table(groups: Sequence[Group]) -> Table | None:
         ]
         note = f"{len(group.scored)} seeds"
         rows.append(TableRow(label, cells, "ours", note, group.series))
-        rows += published().trained(group.model, group.method, cols, repeated=True)
     notes = ["Mean ± sample standard deviation (divisor n − 1) over seeds."]
-    if any(row.kind == "paper" for row in rows):
-        notes.append(
-            "The paper's ± uses the divisor n; multiply it by 1.22 (three runs) to compare."
-        )
     return Table("seeds", "Final scores over seeds, percent", "method", head_of(cols), rows, notes)
 
 

@@ -31,7 +31,7 @@ class TableRow:
     """One row.
 
     Args:
-      kind: ``"ours"``, ``"base"``, ``"paper"`` or ``"section"`` (a label alone).
+      kind: ``"ours"``, ``"base"`` or ``"section"`` (a label alone).
       note: in smaller type after the label.
       series: number of the colour of its group.
       link: address of a page about it, in Markdown and on the page.

@@ -2,7 +2,7 @@
 
 import base64
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from trustclip.constraints.base import Method
 from trustclip.constraints.loss import gradient
 from trustclip.constraints.registry import method
-from trustclip.logs.recognise import token_rows
+from trustclip.logs.recognise import holds_tokens, token_rows
 from trustclip.logs.samples import problem_of, problem_texts, shards, whole
-from trustclip.logs.tokens import TokenRow, token_batch
+from trustclip.logs.tokens import REQUIRED, TokenRow, token_batch
 from trustclip.logs.watched import sources
+from trustclip.report.foreign import completions
 from trustclip.stats.lift import Lifts
+from trustclip.support import parquet
 from trustclip.support.jsonl import scan
 
 #: Methods whose gate is computed on the tokens of any run, at the defaults of their papers.
@@ -157,11 +159,10 @@ def views(named: Sequence[tuple[str, Path]]) -> dict[str, Any]:
 
 
 def _view(path: Path, name: str, texts: Texts, content: bytearray, share: int) -> dict[str, Any]:
-    (source,) = sources([path])
     places, total = max(MAX_COMPLETIONS // share, 1), 0
-    chosen: list[tuple[int, TokenRow]] = []
+    chosen: list[tuple[int, tuple[TokenRow | None, dict[str, Any]]]] = []
     random = np.random.default_rng(0)
-    for row in token_rows(source):
+    for row in _completions(path):
         # Each completion ends up in the page with the same probability, in one pass.
         place = total if total < places else int(random.integers(total + 1))
         if place < places:
@@ -169,14 +170,42 @@ def _view(path: Path, name: str, texts: Texts, content: bytearray, share: int) -
         total += 1
     chosen.sort(key=lambda pair: pair[0])
     room, rows = MAX_TOKENS // share, []
-    problems = problems_in(path) if source != path else {}
-    for _, row in chosen:
-        room -= len(row.logp)
+    for _, (row, about) in chosen:
+        room -= 0 if row is None else len(row.logp)
         if room < 0:
             break
-        content += _pack(row, texts)
-        rows.append(_facts(row, problems))
+        if row is not None:
+            content += _pack(row, texts)
+        rows.append(about if row is None else _facts(row) | about)
     return {"name": name, "total": total, "rows": rows}
+
+
+def _completions(path: Path) -> Iterator[tuple[TokenRow | None, dict[str, Any]]]:
+    """Each completion of a run, of a file of tokens, or of a file of another program."""
+    if not _has_tokens(path):
+        for tokens, about in completions(path):
+            yield tokens, {**_NOTHING, **about} if tokens is None else about
+        return
+    (source,) = sources([path])
+    problems = problems_in(path) if source != path else {}
+    for row in token_rows(source):
+        problem, gold = problems.get((row.generated, row.index), (None, None))
+        yield row, {"problem": problem, "gold": gold}
+
+
+#: What the page asks of each completion, of one without tokens.
+_NOTHING = {"generated": None, "index": None, "group": None, "length": 0, "has": []}
+
+
+def _has_tokens(path: Path) -> bool:
+    if path.is_dir():
+        return True
+    if path.suffix == ".parquet" and path.is_file():
+        return set(REQUIRED) <= set(parquet.columns(path))
+    try:
+        return holds_tokens(path)
+    except (ValueError, OSError):
+        return False
 
 
 def problems_in(run: Path) -> dict[tuple[Any, Any], tuple[str, str | None]]:
@@ -193,8 +222,7 @@ def problems_in(run: Path) -> dict[tuple[Any, Any], tuple[str, str | None]]:
     return problems
 
 
-def _facts(row: TokenRow, problems: Mapping[tuple[Any, Any], tuple[str, str | None]]) -> dict:
-    problem, gold = problems.get((row.generated, row.index), (None, None))
+def _facts(row: TokenRow) -> dict[str, Any]:
     optional = ("logp_rollout", "entropy", "coefficient", "kept", "token_id")
     return {
         "update": row.update,
@@ -202,8 +230,6 @@ def _facts(row: TokenRow, problems: Mapping[tuple[Any, Any], tuple[str, str | No
         "index": row.index,
         "group": row.group,
         "reward": None if row.reward is None or not np.isfinite(row.reward) else row.reward,
-        "problem": problem,
-        "gold": gold,
         "length": len(row.logp),
         "has": [name for name in optional if getattr(row, name) is not None],
     }

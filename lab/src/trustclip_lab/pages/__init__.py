@@ -5,13 +5,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader
-from markupsafe import Markup
 
 from trustclip.findings.finding import Finding
 from trustclip.report.collect import Section
-from trustclip.report.draw import charts
 from trustclip.report.html import embedded, environment, page_of, rendered
-from trustclip.report.page import figures
+from trustclip.report.page import drawn
 
 
 def templates() -> Environment:
@@ -33,21 +31,19 @@ class Contents:
 
 def sections_page(contents: Contents, title: str) -> str:
     """A page of figures and tables that are not those of run directories, as HTML."""
-    scripts = [Markup(charts.script()), *rendered("common.js.j2", "page.js.j2")]
     sections = [part for part in contents.sections if part.figures or part.tables]
     page = templates().get_template("sections.html.j2")
     return page_of(
         page,
-        scripts,
+        rendered("common.js.j2", "page.js.j2"),
         title=title,
         report=contents,
         parts_of={},
         anchors={},
         sections=sections,
         legend=[{"label": label, "series": n} for label, n in contents.series.items()],
-        figures=figures(sections),
+        pictures=drawn([figure for part in sections for figure in part.figures]),
         samples=embedded({"columns": [], "problems": [], "runs": []}),
-        height=charts.height,
     )
 
 

@@ -74,7 +74,7 @@ def settings(cls: type[T], argv: Sequence[str], command: str, examples: str = ""
 
 def demo(argv: Sequence[str]) -> int:
     options = settings(DemoSettings, argv, "demo", EXAMPLES["demo"])
-    require("transformers", "trl", "plotly", "jinja2")  # the last two of the page it ends with
+    require("transformers", "trl", "matplotlib", "jinja2")  # the last two of the page it ends with
     be_quiet()
     from trustclip.train.pipeline import demo as run
 

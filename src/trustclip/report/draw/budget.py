@@ -1,4 +1,4 @@
-"""Scores against the number of samples, and the paper's printed numbers beside ours."""
+"""Scores against the number of samples."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -6,13 +6,8 @@ from math import isfinite
 from trustclip import stats
 from trustclip.findings.groups import Group, shared_answers
 from trustclip.report.draw.curves import of_bands
-from trustclip.report.draw.marks import NEUTRAL, Figure, Mark, Panel, in_percent
-from trustclip.report.reference import published
-from trustclip.report.results import tasks_of
+from trustclip.report.draw.marks import Figure, Mark, Panel, in_percent
 from trustclip.support.text import title_of
-
-#: Name of the paper's numbers in a legend, and their distance from ours, as a factor of K.
-PAPER, ASIDE = "the paper", 1.06
 
 
 def budget_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
@@ -24,10 +19,7 @@ def budget_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
         if longest < 2:
             continue
         bands = [band for group in groups if (band := _band(group, kind, longest))]
-        at = published().samples  # the paper's K, beside curves that go as far
-        among = groups if longest >= at else ()
-        theirs = [m for group in among if (m := beside(group, f"{kind}@{at}", at * ASIDE))]
-        marks = [*bands, *lines, *theirs, *_figure4(groups, kind, longest)]
+        marks = [*bands, *lines]
         ticks = [2.0**i for i in range(longest.bit_length())]
         label = f"{title_of(kind)}@K"
         panels.append(Panel(label, "K, samples per problem", "percent", marks, True, ticks=ticks))
@@ -38,9 +30,6 @@ def budget_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
         "Mean@K is the mean over the first K samples: only its noise depends on K. Pass@K is the "
         "unbiased estimate from all samples (Figure 4 of the paper)."
     ) + of_bands(groups, marks)
-    if any(mark.style == "dashed" for mark in marks):
-        caption += ' Dashed: Mean@K of ATR-GRPO, of which the paper says "around 0.23".'
-    caption += paper_note(marks)
     return Figure(f"figure4{suffix}", "Scores against the number of samples", caption, panels)
 
 
@@ -75,34 +64,3 @@ def _interval(
     if kind == "pass":
         return stats.pass_interval(answers, k, strata)
     return stats.mean_interval([[samples[:k] for samples in run] for run in answers], strata)
-
-
-def _figure4(groups: Sequence[Group], kind: str, longest: int) -> list[Mark]:
-    """What the paper prints of its own Figure 4, beside runs of its model and benchmarks."""
-    printed = published().over_samples(kind, groups[0].model, tasks_of(groups))
-    if printed is None:
-        return []
-    if isinstance(printed, float | int):
-        return [Mark("dashed", [1, longest], [printed] * 2, f"{PAPER}, about", NEUTRAL)]
-    points = {k: y for k, y in printed.items() if k <= longest}
-    return [Mark("printed", [*points], [*points.values()], f"{PAPER}: Figure 4", NEUTRAL)]
-
-
-def beside(group: Group, metric: str, place: float, series: int | None = None) -> Mark | None:
-    """The paper's number for the same model, method and benchmarks; None where it prints none."""
-    score = published().score(group.model, group.method, tasks_of([group]), metric)
-    if score is None:
-        return None
-    colour = group.series if series is None else series
-    low, high = ([score.low], [score.high]) if isfinite(score.low) else ([], [])
-    return Mark("printed", [place], [score.value], PAPER, colour, low, high)
-
-
-def paper_note(marks: Sequence[Mark]) -> str:
-    """The sentence of a caption about the paper's numbers among some marks; empty without any."""
-    if not any(mark.style == "printed" for mark in marks):
-        return ""
-    return (
-        " Open diamonds are the paper's printed numbers, as they stand: where it has three runs, "
-        "their mean with Student's 95 % interval over them; others are single runs."
-    )

@@ -67,11 +67,12 @@ def lines_of(group: Group, key: str, factor: float = 1.0) -> list[Mark]:
 def metric_panels(
     groups: Sequence[Group], metrics: Sequence[tuple[str, str, str, float]]
 ) -> list[Panel]:
-    """A panel for each metric (key, title, axis, factor) that some group has logged."""
+    """A panel for each metric (key, title, axis, factor) that some group has logged twice."""
     return [
         Panel(title, "update", unit, marks)
         for key, title, unit, factor in metrics
         if (marks := [mark for group in groups for mark in lines_of(group, key, factor)])
+        and any(len(mark.x) > 1 for mark in marks)
     ]
 
 
@@ -131,11 +132,11 @@ def of_bands(groups: Sequence[Group], marks: Sequence[Mark]) -> str:
     if any(mark.style == "band" for mark in marks):
         seeds = " and seed" * any(len(group.scored) > 1 for group in groups)
         text += (
-            f" Bands are 95 % intervals, clustered by problem{seeds}, shown for at most {BANDS} "
-            "methods at a time."
+            f" Bands are 95 % intervals, clustered by problem{seeds}; they are drawn for up to "
+            f"{BANDS} methods."
         )
     if any(group.unsteady for group in groups):
-        text += " Where some of few runs collapsed no band would cover, and none is drawn."
+        text += " No band is drawn where some of only a few runs collapsed: it would be wrong."
     return text
 
 

@@ -1,9 +1,10 @@
-"""Figures drawn with matplotlib: the only module that uses it."""
+"""Figures drawn with matplotlib, once for files and for pages: the only module that uses it."""
 
 import io
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,24 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from markupsafe import Markup
 
 from trustclip.constraints.base import methods
 from trustclip.constraints.registry import method
-from trustclip.report.draw.marks import BANDS, DASHES, NEUTRAL, PALETTE, Figure, Mark, Panel
+from trustclip.report.draw.inline import panels_for_page
+from trustclip.report.draw.marks import (
+    BANDS,
+    DASHES,
+    GRID,
+    NEUTRAL,
+    PALETTE,
+    QUIET,
+    Figure,
+    Mark,
+    Panel,
+)
 from trustclip.report.weights import curve
+from trustclip.support.text import harmless
 
 #: Matplotlib's names of our dashes.
 _LINESTYLES: dict[str, str] = dict(zip(DASHES, ("-", "--", ":", "-."), strict=True))
@@ -23,8 +37,16 @@ _LINESTYLES: dict[str, str] = dict(zip(DASHES, ("-", "--", ":", "-."), strict=Tr
 STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.edgecolor": QUIET,
+    "axes.facecolor": "none",
     "axes.grid": True,
-    "grid.alpha": 0.25,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "xtick.bottom": False,
+    "xtick.minor.bottom": False,
+    "ytick.left": False,
+    "ytick.minor.left": False,
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
@@ -34,41 +56,77 @@ STYLE: Any = {
 }
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A figure as it was drawn: the whole sheet for files, and for a page each of its panels.
+
+    Args:
+      shared: SVG that holds what the panels refer to, and shows nothing.
+    """
+
+    svg: str
+    pdf: bytes
+    panels: Sequence[Markup]
+    shared: Markup
+
+    def save(self, figure: Figure, folder: Path) -> list[Path]:
+        """Write the sheet as PDF and as SVG, for a paper."""
+        paths = [folder / f"{figure.key}.pdf", folder / f"{figure.key}.svg"]
+        paths[0].write_bytes(self.pdf)
+        paths[1].write_text(self.svg, encoding="utf-8")
+        return paths
+
+
 def save(figure: Figure, folder: Path) -> list[Path]:
-    """Write a figure as PDF and as SVG, for a paper."""
-    figure = replace(figure, panels=_literal(figure.panels))
-    first, wide = figure.panels[0], 2 if len(figure.panels) == 4 else min(len(figure.panels), 3)
-    lines = -(-len(figure.panels) // wide)
-    tall = max(2.4, *(0.6 + 0.28 * len(p.marks) if p.across else 2.4 for p in figure.panels))
+    """Draw a figure into a PDF and an SVG; returns their paths."""
+    return draw(figure).save(figure, folder)
+
+
+def draw(figure: Figure) -> Picture:
+    """Draw a figure: its panels on a sheet, with a legend below them."""
+    plain = figure.panels
+    figure = replace(figure, panels=_literal(plain))
+    columns = 2 if len(plain) == 4 else min(len(plain), 3)
+    wide, tall = _size(figure.panels)
+    lines = -(-len(plain) // columns)
     names = {m.name for p in figure.panels if _in_legend(p) for m in p.marks if m.style in _LISTED}
-    below = LEGEND * -(-len(names) // _columns(3.1 * wide, names)) if len(names) > FEW else 0
-    with plt.rc_context(STYLE):
+    below = LEGEND * -(-len(names) // _columns(wide * columns, names)) if len(names) > FEW else 0
+    with plt.rc_context({**STYLE, "svg.hashsalt": f"trustclip {figure.key}"}):
         sheet, axes = plt.subplots(
-            lines, wide, figsize=(3.1 * wide, tall * lines + below), layout="constrained",
-            squeeze=False,
+            lines, columns, figsize=(wide * columns, tall * lines + below),
+            layout="constrained", squeeze=False,
         )  # fmt: skip
-        for axis, panel in zip(axes.flat, figure.panels, strict=False):
-            _draw(axis, panel)
-            # Names that stand to the left of a line of panels leave room for the others.
-            inner = axis not in axes[:, 0] and panel.across and _rows(panel) == _rows(first)
-            axis.tick_params(labelleft=not inner)
-        for axis in axes.flat[len(figure.panels) :]:
+        for number, (axis, panel) in enumerate(zip(axes.flat, figure.panels, strict=False)):
+            axis.set_gid(f"panel-{number}")
+            _draw(axis, panel, wide)
+        for axis in axes.flat[len(plain) :]:
             axis.set_axis_off()
         # A panel of areas, or of one group alone, has names of its own.
         pairs = zip(axes.flat, figure.panels, strict=False)
         _legend(sheet, [axis for axis, panel in pairs if _in_legend(panel)])
         sheet.draw_without_rendering()
         sheet.set_layout_engine(None)  # laid out once, for both files
-        paths = [folder / f"{figure.key}.pdf", folder / f"{figure.key}.svg"]
-        sheet.savefig(paths[0], metadata={"CreationDate": None})
-        paths[1].write_text(as_svg(sheet), encoding="utf-8")
-    return paths
+        # Places in points from the upper left corner, as those of an SVG.
+        boxes = [axis.get_tightbbox().padded(3).extents * 72 / sheet.dpi for axis in axes.flat]
+        top = 72 * sheet.get_figheight()
+        pdf = io.BytesIO()
+        sheet.savefig(pdf, format="pdf", metadata={"CreationDate": None})
+        svg = as_svg(sheet)
+    places = [(x, top - y1, x1 - x, y1 - y) for x, y, x1, y1 in boxes]
+    return Picture(svg, pdf.getvalue(), *panels_for_page(svg, plain, places))
+
+
+def _size(panels: Sequence[Panel]) -> tuple[float, float]:
+    """Inches of a panel: wider where there are few, and low where each is of one group."""
+    wide = {1: 5.0, 2: 3.9, 4: 3.9}.get(len(panels), 3.1)
+    wide = 2.5 if panels[0].group is not None else wide
+    return wide, max(0.5 + 0.6 * wide, *(0.8 + 0.3 * len(p.marks) for p in panels if p.across), 0)
 
 
 def _literal(value: Any) -> Any:
     """A value whose texts are drawn as they are: between two dollars would stand a formula."""
     if isinstance(value, str):
-        return value.replace("$", r"\$")
+        return harmless(value).replace("$", r"\$")
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{f.name: _literal(getattr(value, f.name)) for f in fields(value)})
     if isinstance(value, list | tuple):
@@ -77,18 +135,20 @@ def _literal(value: Any) -> Any:
 
 
 #: Marks that a legend names; inches of a line of it; names that fit without room of their own.
-_LISTED = ("line", "area", "printed")
+_LISTED = ("line", "area")
 LEGEND, FEW = 0.19, 6
 
 
-def _draw(axis: Any, panel: Panel) -> None:
+def _draw(axis: Any, panel: Panel, wide: float) -> None:
     base: dict[Any, float] = {}
     crowded = sum(mark.style == "band" for mark in panel.marks) > BANDS
-    for mark in panel.marks:
+    for number, mark in enumerate(panel.marks):
         if mark.style == "band" and crowded:
             continue
-        _draw_mark(axis, mark, panel, base)
-    axis.set_title(panel.title)
+        for place, artist in enumerate(_draw_mark(axis, mark, panel, base)):
+            artist.set_gid(f"mark-{number}-{place}")
+    title = axis.set_title(textwrap.fill(panel.title, int(13 * wide)))
+    title.set_gid("title")
     axis.set_xlabel(panel.x_title)
     axis.set_ylabel(panel.y_title)
     if panel.log_x:
@@ -103,7 +163,7 @@ def _draw(axis: Any, panel: Panel) -> None:
     elif not panel.across:
         axis.set_ylim(bottom=min(0, axis.get_ylim()[0]))
     if panel.rule is not None:
-        axis.axvline(panel.rule, color="#999999", linewidth=0.8, zorder=0)
+        axis.axvline(panel.rule, color=QUIET, linewidth=0.8, zorder=0)
     if panel.across:
         axis.grid(visible=False, axis="y")
         axis.margins(y=0.15)
@@ -132,47 +192,55 @@ def tick_labels(ticks: Sequence[float], *, log: bool) -> list[str]:
     return labels
 
 
-def _rows(panel: Panel) -> list[str]:
-    return list(dict.fromkeys(mark.name for mark in panel.marks))
-
-
 def _in_legend(panel: Panel) -> bool:
     """Whether the panel's lines need the legend: not if its axis or title names them."""
     areas = any(mark.style == "area" for mark in panel.marks)
     return areas or not (panel.across or panel.group is not None)
 
 
-def _draw_mark(axis: Any, mark: Mark, panel: Panel, base: dict[Any, float]) -> None:
+def _draw_mark(axis: Any, mark: Mark, panel: Panel, base: dict[Any, float]) -> list[Any]:
     """Draw one mark; ``base`` holds the height of the areas drawn so far."""
-    colour = "#777777" if mark.series == NEUTRAL else PALETTE[mark.series % len(PALETTE)]
+    colour = QUIET if mark.series == NEUTRAL else PALETTE[mark.series % len(PALETTE)]
     y = [float("nan") if v is None else v for v in mark.y]
     if mark.style == "band":
-        axis.fill_between(mark.x, mark.low, mark.high, color=colour, alpha=0.15, linewidth=0)
-    elif mark.style == "area":
+        band = axis.fill_between(mark.x, mark.low, mark.high, color=colour, alpha=0.15, linewidth=0)
+        return [band]
+    if mark.style == "area":
         low = [base.get(x, 0.0) for x in mark.x]
         high = [below + v for below, v in zip(low, y, strict=True)]
-        axis.fill_between(mark.x, low, high, color=colour, alpha=0.7, linewidth=0, label=mark.name)
+        area = axis.fill_between(
+            mark.x, low, high, color=colour, alpha=0.7, linewidth=0, label=mark.name
+        )
         base.update(zip(mark.x, high, strict=True))
-    elif mark.style in ("points", "printed"):
-        at, place = (mark.x, [mark.name]) if panel.across else (y, mark.x)
-        has_bounds = mark.low and None not in mark.low
+        return [area]
+    if mark.style == "points":
+        return _draw_points(axis, mark, panel, colour, y)
+    if mark.style == "faint":
+        return axis.plot(mark.x, y, color=colour, linewidth=0.7, alpha=0.4)
+    if mark.style == "dashed":
+        return axis.plot(mark.x, y, color=colour, linewidth=1, linestyle="--")
+    marker = "o" if len(mark.x) < 30 else ""
+    return axis.plot(mark.x, y, color=colour, linestyle=_LINESTYLES[mark.dash], marker=marker,
+                     markersize=3, label=mark.name)  # fmt: skip
+
+
+def _draw_points(axis: Any, mark: Mark, panel: Panel, colour: str, y: list[float]) -> list[Any]:
+    """Points with their whiskers; without any, joined by a thin line over named places."""
+    at, place = (mark.x, [mark.name]) if panel.across else (y, mark.x)
+    reach = None
+    if mark.low and None not in mark.low:
         reach = [
             [v - low for v, low in zip(at, mark.low, strict=True)],  # type: ignore[operator]
             [high - v for v, high in zip(at, mark.high, strict=True)],  # type: ignore[operator]
-        ] if has_bounds else None  # fmt: skip
-        whiskers = {"xerr": reach} if panel.across else {"yerr": reach}
-        x, y = (at, place) if panel.across else (place, at)
-        printed = {"fmt": "D", "markerfacecolor": "white", "label": mark.name}
-        form = printed if mark.style == "printed" else {"fmt": "o"}
-        axis.errorbar(x, y, color=colour, markersize=5, elinewidth=1.4, **form, **whiskers)
-    elif mark.style == "faint":
-        axis.plot(mark.x, y, color=colour, linewidth=0.7, alpha=0.4)
-    elif mark.style == "dashed":
-        axis.plot(mark.x, y, color=colour, linewidth=1, linestyle="--")
-    else:
-        marker = "o" if len(mark.x) < 30 else ""
-        axis.plot(mark.x, y, color=colour, linestyle=_LINESTYLES[mark.dash], marker=marker,
-                  markersize=3, label=mark.name)  # fmt: skip
+        ]
+    whiskers = {"xerr": reach} if panel.across else {"yerr": reach}
+    x, y = (at, place) if panel.across else (place, at)  # type: ignore[assignment]
+    joined = reach is None and not panel.across and isinstance(mark.x[0], str)
+    drawn = axis.errorbar(
+        x, y, color=colour, fmt="o-" if joined else "o", markersize=5, linewidth=0.8,
+        elinewidth=1.4, **whiskers,
+    )  # fmt: skip
+    return [drawn.lines[0], *drawn.lines[2]]
 
 
 def _legend(figure: Any, axes: Sequence[Any]) -> None:

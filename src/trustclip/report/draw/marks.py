@@ -10,6 +10,8 @@ import numpy as np
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
 #: The same hues on a dark ground.
 DARK_PALETTE = ("#4EA8DE", "#F2844B", "#33BF96", "#E39BC4", "#F0B84A", "#9AD4F5", "#B8B8B8")
+#: Colours of grids, and of axes and what belongs to no group.
+GRID, QUIET = "#dfd9cc", "#6a655c"
 #: Each round through the palette has a dash of its own.
 DASHES = ("solid", "dash", "dot", "dashdot")
 #: Number of the colour of what belongs to no group.
@@ -23,7 +25,7 @@ WINDOW = 100
 #: Bands of more groups than this, one over the other, say nothing.
 BANDS = 3
 
-Style = Literal["line", "faint", "dashed", "band", "area", "points", "printed"]
+Style = Literal["line", "faint", "dashed", "band", "area", "points"]
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,7 @@ class Mark:
     Args:
       style: ``"line"``; ``"faint"``, a line behind another; ``"dashed"``, a bound; ``"band"``
         from `low` to `high`; ``"area"``, stacked on the areas before it; ``"points"``, with
-        whiskers from `low` to `high` where given; ``"printed"``, the same as open diamonds, for
-        numbers of a paper.
+        whiskers from `low` to `high` where given.
       x: places; text for a category.
       low: lower values of a band or of whiskers.
       high: upper values.

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+from trustclip.findings.facts import ROUNDING
 from trustclip.findings.groups import Group
+from trustclip.findings.rows import values
 from trustclip.findings.sampler import in_words
 from trustclip.report.draw.curves import (
     alike,
@@ -33,7 +35,14 @@ _QUANTILES = (("999", "99.9 %"), ("99", "99 %"), ("50", "median"), ("01", "1 %")
 
 
 def distance_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
-    """Distances of the three policies, sample size and gated shares over updates."""
+    """Distances of the three policies, sample size and gated shares over updates.
+
+    Of runs whose sampler never differs by more than rounding there is none: each panel would say
+    what the figures of the gate say.
+    """
+    rows = [row for group in groups for run in group.runs for row in run.training]
+    if max(values(rows, "sampler/k3"), default=0.0) <= ROUNDING:
+        return None
     caption = (
         "Three policies: the sampler drew the tokens, the proximal policy is where the update "
         "started, the current one is being trained. Each panel names the two it compares. The "

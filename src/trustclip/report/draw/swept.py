@@ -9,12 +9,9 @@ from typing import Any
 from trustclip.findings import rows
 from trustclip.findings.comparison import Compared
 from trustclip.findings.groups import Group
-from trustclip.report.draw.budget import beside, paper_note
 from trustclip.report.draw.marks import Figure, Mark, Panel, in_percent
 from trustclip.support.text import title_of
 
-#: Distance of the paper's numbers from ours, as a share of that to the next value.
-ASIDE = 0.1
 #: Distance of two methods at one value, and most of all of them together, as shares of the distance
 #: to the next value: whiskers that lie on one another cannot be read.
 APART, TOGETHER = 0.06, 0.5
@@ -54,7 +51,6 @@ def sweep_figures(groups: Sequence[Group]) -> list[Figure]:
         caption = f"{len(members)} values, all other settings equal (Figure 3 of the paper)."
         if len(members) < 4:
             caption += " So few values say little about where the optimum is."
-        caption += paper_note([mark for panel in panels for mark in panel.marks])
         figures.append(Figure(_slug(key), f"{name} against {parameter}", caption, panels))
     return figures
 
@@ -67,23 +63,13 @@ def _threshold_panels(members: Sequence[Group], name: str, parameter: str) -> li
     for metric in members[0].metrics:
         estimates = [group.estimate(None, metric) for group in members]
         if None not in estimates:
-            marks = [*line.with_intervals(estimates), *_paper_marks(line, metric)]
+            marks = line.with_intervals(estimates)
             panels.append(Panel(title_of(metric), parameter, "percent", marks, ticks=x))
     shares = [_mean_gated(group) for group in members]
     if None not in shares:
         marks = line.through(shares)
         panels.append(Panel("Gated tokens", parameter, "percent of tokens", marks, ticks=x))
     return panels
-
-
-def _paper_marks(line: _Line, metric: str) -> list[Mark]:
-    """The paper's numbers, beside the places of ours so that the whiskers can be told apart."""
-    aside = ASIDE * min(after - before for before, after in pairwise(line.x))
-    return [
-        mark
-        for group, place in zip(line.groups, line.x, strict=True)
-        if (mark := beside(group, metric, place + aside, line.groups[0].series))
-    ]
 
 
 def sweeps(groups: Sequence[Group]) -> dict[tuple[str, str, str], list[Group]]:

@@ -7,6 +7,7 @@ and a seed. What is done with runs of our own is then done with these: `compare`
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ PARTS = ("arm", "seed", "step", "task", "problem", "sample", "score", "of", "fam
 RULES = ("end", "area", "best")
 #: Ends the name of a score that is a number of a whole run; see `trustclip.support.text.title_of`.
 OF_RUN = "@0"
+#: Scores in words: of tables, and of Inspect.
+WORDS = {"true": 1.0, "false": 0.0, "c": 1.0, "i": 0.0, "p": 0.5, "n": 0.0}
 #: Most scores of a table that are kept.
 MOST = 20_000_000
 
@@ -77,7 +80,7 @@ class Choice:
         if self.by not in RULES:
             raise ValueError(unknown("rule for a curve", self.by, RULES))
 
-    @property
+    @cached_property
     def sign(self) -> str:
         """The sign that ends the family in an id; empty where a column names it."""
         return self.cluster if re.fullmatch(r"[^\w\s]+|_", self.cluster) else ""
@@ -110,12 +113,11 @@ def number_of(value: object, where: str, right: float | None) -> float | None:
       >>> number_of("true", "row 1", None), number_of(-1, "row 2", 1.0), number_of("", "", None)
       (1.0, 0.0, None)
     """
-    words = {"true": 1.0, "false": 0.0, "c": 1.0, "i": 0.0, "p": 0.5, "n": 0.0}
-    if value is None or (isinstance(value, str) and value.strip().lower() in ("", "none", "null")):
+    word = str(value).strip().lower()
+    if word in ("", "none", "null"):
         return None
     try:
-        word = str(value).strip().lower()
-        number = words[word] if word in words else float(word)
+        number = WORDS[word] if word in WORDS else float(word)
     except ValueError:
         raise ValueError(f"{where}: the score {str(value)[:40]!r} is no number.") from None
     if number != number:

@@ -192,7 +192,7 @@ def verdict(
     points, bounds = f"{abs(difference.value) * 100:.1f} points", _bounds(difference)
     if abs(difference.value) < 1e-12:
         return f"no difference observed with {samples} on {problems}"
-    if isnan(difference.p) and have.seeds == 1:
+    if have.seeds == 1 and not difference.p > 1 - level + 1e-12:
         which = "in one run each, which compares no methods"
         return f"{better} scored {points} higher than {worse}{bounds} {which}"
     if difference.p <= 1 - level + 1e-12:

@@ -385,7 +385,7 @@ def test_samples_and_counts_are_numbers_of_their_kind():
 def test_errors_begin_with_what_is_wrong():
     with pytest.raises(ValueError, match=r"^correct must be a non-empty"):
         samples([])
-    with pytest.raises(
+    with pytest.raises(ValueError, match=r"^correct must hold only numbers from 0 to 1 .* got 2"):
         ValueError, match=r"^correct must hold only numbers from 0 to 1 \(or bool\); got 2"
     ):
         samples([[0, 2]])

@@ -209,6 +209,9 @@ _JOINS = {
         "self.folder / name": "summary.json; and a recorded name of which only is asked whether "
         "anything is there",
     },
+    "logs/scores.py": {
+        "Path('scores') / f'{arm}-{seed}'.replace('/', '-')": "shown, where no such file can be"
+    },
 }
 
 

@@ -267,7 +267,11 @@ def _pair(
     texts = [evaluation.texts for evaluation in evaluations]
     counted = None
     if lost is None and answers and any(e.lost[0] > LOST * e.lost[1] for e in evaluations):
-        most = max(usual(list(p.values())) for e in evaluations for p in e.answers.values())
+        most = max(
+            e.asked.get(name) or usual([*problems.values()])
+            for e in evaluations
+            for name, problems in e.answers.items()
+        )
         counted = _pair(group, reference, task, most)
     return _Pair(
         group, reference, runs, texts, a, b, strata, same_seeds, step, obstacle,

@@ -32,13 +32,15 @@ class Evaluation:
     texts: str = ""  # digest of all completions; empty where samples are gone
     #: Family of each problem, ``{task: {problem: family}}``; empty where problems are independent.
     families: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    #: K by task, where it is known beside the answers, of which some may be lost.
+    asked: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def lost(self) -> tuple[int, int]:
         """Answers that are missing, and how many there would be: K of every problem."""
         short = due = 0
-        for problems in self.answers.values():
-            k = usual([*problems.values()])
+        for task, problems in self.answers.items():
+            k = self.asked.get(task) or usual([*problems.values()])
             short += sum(max(k - len(right), 0) for right in problems.values())
             due += k * len(problems)
         return short, due

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import ndtri
 
-from trustclip.logs.answers import of_answers
+from trustclip.logs.answers import of_answers, usual
 from trustclip.logs.run import Evaluation, Run
 from trustclip.logs.samples import Samples
 from trustclip.stats.curves import area
@@ -194,6 +194,12 @@ def _runs_of_answers(
             for task, problems in tasks.items():
                 every.setdefault(task, {}).update(dict.fromkeys(problems))
     _require_alike(answers, every)
+    asked: dict[str, int] = {}
+    for steps in answers.values():
+        for tasks in steps.values():
+            for task, problems in tasks.items():
+                k = usual([[*samples] for samples in problems.values()])
+                asked[task] = max(k, asked.get(task, 0))
     runs = []
     for (arm, seed), steps in answers.items():
         evaluations = []
@@ -203,7 +209,7 @@ def _runs_of_answers(
                 for task, problems in every.items()
             }
             scores = of_answers(given, families)
-            evaluations.append(Evaluation(step, scores, given, families=families))
+            evaluations.append(Evaluation(step, scores, given, families=families, asked=asked))
         remarks = (
             [f"{many} rows given twice, counted once"]
             if (many := doubled.get((arm, seed), 0))

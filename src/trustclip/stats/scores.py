@@ -103,7 +103,7 @@ def _pad(correct: Any) -> Floats:
 
 
 def _require_shares(array: Floats, name: str) -> None:
-    odd = array[(array < 0) | (array > 1)]
+    odd = array[~((array >= 0) & (array <= 1))]
     if odd.size:
         raise ValueError(f"{name} must hold only numbers from 0 to 1 (or bool); got {odd[0]:g}")
 

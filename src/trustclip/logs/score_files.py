@@ -7,7 +7,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,6 @@ class Given:
     path: Path
     arm: str = ""
     seed: str = ""
-    first: bool = field(default=True, compare=False)
 
 
 def given(text: Path) -> Given:
@@ -295,7 +294,7 @@ def _of_row(
         step=step,
         task=str(part("task", fixed.task)),
         problem=None if of_curve else _identity(problem),
-        sample="only" if form.once else sample,
+        sample="only" if form.once else sample if isinstance(sample, int | None) else str(sample),
         family=None if part("family") is None else str(part("family")),
     )
     if lost:

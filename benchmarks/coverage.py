@@ -373,7 +373,7 @@ def unequal_seeds(rng: Rng, repetitions: int) -> Iterator[Row]:
         "shared seed std 8, own 2 points": (0.08, 0.02, 0.02),
     }
     for kind, (shared, *own) in noise.items():
-        for seeds in (2, 3, 5):
+        for seeds in (3, 5):
             for n in (30, 128):
 
                 def trial(n=n, seeds=seeds, shared=shared, own=own) -> tuple[bool, ...]:
@@ -394,6 +394,79 @@ def unequal_seeds(rng: Rng, repetitions: int) -> Iterator[Row]:
                 target = (0, 0.06)
                 yield Row("type I of paired_difference, seeds apart", setting, apart, target)
                 yield Row("type I of paired_difference, same_seeds", setting, together, target)
+
+
+def runs_of(rng: Rng, chances: Floats, seeds: int, spread: float, falls: float) -> Tally:
+    """Runs that differ as a whole, and of which a share ends at 30 % of its score."""
+    runs = np.clip(chances + rng.normal(0, spread, (seeds, 1)), 0, 1)
+    return answers(rng, runs * np.where(rng.random((seeds, 1)) < falls, 0.3, 1.0))
+
+
+def honest_runs(rng: Rng, repetitions: int) -> Iterator[Row]:
+    """False differences of equal methods: collapses, unequal numbers of runs, noisy and steady."""
+    cases = [(f"{n} pairs, half collapse", n, n, (0.05, 0.05), 0.5) for n in (2, 3, 5, 10)]
+    for few, many in ((2, 8), (3, 10), (3, 5)):
+        apart = f"{few} against {many}"
+        cases += [
+            (f"{apart}, 20 % collapse", few, many, (0.05, 0.05), 0.2),
+            (f"{apart}, noisy against steady", few, many, (0.08, 0.005), 0.0),
+            (f"{apart}, steady against noisy", few, many, (0.005, 0.08), 0.0),
+        ]
+    for setting, n, m, (noisy, steady), falls in cases:
+
+        def trial(n=n, m=m, noisy=noisy, steady=steady, falls=falls) -> tuple[bool, ...]:
+            chances = difficulty(rng, 0.5, 128, 1.9)
+            first = runs_of(rng, chances, n, noisy, falls)
+            second = runs_of(rng, chances, m, steady, falls)
+            gap = paired_difference(first, second, same_seeds=n == m, resamples=RESAMPLES)
+            return gap.p <= 0.05, gap.low > 0 or gap.high < 0
+
+        rejected, missed = rates(repetitions, trial)
+        yield Row("type I of paired_difference, unlike runs", setting, rejected, (0, 0.06))
+        yield Row("interval without 0, unlike runs", setting, missed, (0, 0.06))
+
+
+def families(rng: Rng, repetitions: int) -> Iterator[Row]:
+    """20 families of 10 alike problems, which the methods find differently hard; naive: unaware."""
+    strata = [("t", str(problem // 10)) for problem in range(200)]
+    for spread in (0.5, 1.0):
+        for seeds in (1, 5):
+
+            def trial(spread=spread, seeds=seeds) -> tuple[bool, ...]:
+                base = np.repeat(rng.normal(0, 1, 20), 10) + rng.normal(0, 1, 200)
+                noise = 0.15 * (seeds > 1)
+                a, b = (
+                    answers(rng, 1 / (1 + np.exp(-(base + own + rng.normal(0, noise, (seeds, 1))))))
+                    for own in np.repeat(rng.normal(0, spread, (2, 20)) / sqrt(2), 10, axis=1)
+                )
+                same = seeds > 1
+                aware, naive = (
+                    paired_difference(a, b, names, same_seeds=same, resamples=RESAMPLES)
+                    for names in (strata, None)
+                )
+                return naive.p <= 0.05, aware.p <= 0.05, aware.low > 0 or aware.high < 0
+
+            naive, rejected, missed = rates(repetitions, trial)
+            setting = f"method x family SD {spread} logit, {seeds} seed{'s' * (seeds > 1)}"
+            yield Row("type I of paired_difference, families", setting, rejected, (0, 0.06), naive)
+            yield Row("interval without 0, families", setting, missed, (0, 0.06))
+
+
+def lost_answers(rng: Rng, repetitions: int) -> Iterator[Row]:
+    """A share of one model's wrong answers is lost: verdict by both counts; naive: without them."""
+    for share in (0.05, 0.1, 0.25):
+
+        def trial(share=share) -> tuple[bool, ...]:
+            chances = difficulty(rng, 0.5, 240, 1.9)
+            a, b = answers(rng, chances), answers(rng, chances)
+            lost = np.minimum(rng.binomial(a.total - a.right, share), a.total - 1)
+            left = paired_difference(Tally(a.right, a.total - lost), b, resamples=RESAMPLES)
+            counted = paired_difference(a, b, resamples=RESAMPLES)
+            return left.p <= 0.05, left.p <= 0.05 and counted.p <= 0.05
+
+        naive, verdict = rates(repetitions, trial)
+        setting = f"{share:.0%} of one model's wrong answers lost"
+        yield Row("false verdict, lost answers", setting, verdict, (0, 0.06), naive)
 
 
 def power_of_detectable(rng: Rng, repetitions: int) -> Iterator[Row]:
@@ -432,6 +505,9 @@ PARTS = (
     collapse_rates,
     unequal_seeds,
     paired_by_seed,
+    honest_runs,
+    families,
+    lost_answers,
     power_of_detectable,
 )
 

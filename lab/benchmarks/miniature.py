@@ -1,29 +1,34 @@
 """Table 3 of the paper in miniature: its table and what it says, from the committed runs alone.
 
     trustclip report runs/table3-tiny -o report/
-    cp report/runs.parquet report/figures/{scores,figure2,figure3-clip-epsilon,quadrants}.svg \
+    cp report/figures/{scores,figure2,figure3-clip-epsilon,quadrants}.svg \\
       lab/benchmarks/table3-tiny/
     python lab/benchmarks/miniature.py
 
-The last command needs the first file alone. It writes table.md beside it and, in
+The last command needs runs.parquet alone, one row for each run of the suite: its settings, every
+evaluation's answers, a digest of its completions. It writes table.md beside it and, in
 docs/lab/miniature.md and benchmarks/RESULTS.md, what is between ``<!-- NAME -->`` and
 ``<!-- /NAME -->``.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import isnan
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 from trustclip import stats
 from trustclip.findings.comparison import LEVEL, Compared, compare
 from trustclip.findings.evaluated import KEPT, collapsed, mean_of
 from trustclip.findings.groups import Group, group_runs, shared_answers
 from trustclip.findings.learning import Learning, Number, learning, time_of
-from trustclip.logs.reader import read_runs
-from trustclip.logs.run import Run
+from trustclip.logs.answers import of_answers
+from trustclip.logs.run import Evaluation, Run
+from trustclip.logs.samples import Samples
 from trustclip.stats.scores import problem_scores
+from trustclip.support import parquet
 from trustclip.support.text import bracket, percent
 from trustclip.train.suite.table import SuiteTable
 from trustclip_lab.pages import filled
@@ -44,6 +49,38 @@ REFERENCE, EXACT, TWIN, NONE = "atr", "exact-twin", "twin", "none"
 Answers = list[list[list[int]]]
 
 
+def read_runs(path: Path) -> list[Run]:
+    """The runs of the committed table."""
+    return [_run(path, row) for row in parquet.rows(path, kept=True)]
+
+
+def _run(path: Path, row: Mapping[str, Any]) -> Run:
+    record = json.loads(row["record"])
+    averages = {"stage": "rl", "step": row["updates"], **dict(row["means"])}
+    return Run(
+        path=path / row["name"],
+        config=record["config"],
+        environment=record["environment"],
+        summary=record["summary"],
+        metrics={"rl": [averages], "notice": record["notices"]},
+        evaluations=[_evaluation(one) for one in row["evaluations"]],
+        samples=Samples(),
+        remarks=record["remarks"],
+        entry=record["entry"],
+    )
+
+
+def _evaluation(row: Mapping[str, Any]) -> Evaluation:
+    answers: dict[str, dict[str, list[int]]] = {}
+    for one in row["answers"]:
+        answers.setdefault(one["task"], {})[one["id"]] = [int(right) for right in one["right"]]
+    scores, others = of_answers(answers), json.loads(row["others"])
+    for task, part in others["tasks"].items():
+        scores["tasks"][task] |= part
+    scores["average"] |= others["average"]
+    return Evaluation(row["update"], scores, answers, row["texts"])
+
+
 class Miniature:
     """The runs of the suite, read once.
 
@@ -52,7 +89,7 @@ class Miniature:
     """
 
     def __init__(self, path: Path = FOLDER / "runs.parquet") -> None:
-        self.runs: list[Run] = read_runs([path])
+        self.runs: list[Run] = read_runs(path)
         self.groups: list[Group] = group_runs(self.runs)
 
     @cached_property

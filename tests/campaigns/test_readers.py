@@ -83,8 +83,8 @@ def test_a_table_or_a_row_of_another_form_is_one_sentence(suite, tmp_path, capsy
         assert text in said([command, str(tmp_path / "tokens.jsonl")], capsys)
     made = dict(records.made(suite))
     (tmp_path / "a").mkdir()
-    for argv in made["table without record"](tmp_path / "a"):
-        assert "runs.parquet, run 1: record: field required." in said(argv, capsys)
+    for argv in made["scores without score"](tmp_path / "a"):
+        assert "scores.parquet" in said(argv, capsys)
 
 
 def test_completions_and_problems_without_a_name_hide_no_run(suite, tmp_path, capsys):

@@ -209,7 +209,9 @@ _JOINS = {
         "self.folder / name": "summary.json; and a recorded name of which only is asked whether "
         "anything is there",
     },
-    "logs/table.py": {"path / row['name']": "shown beside the table, where no such file can be"},
+    "logs/scores.py": {
+        "Path('scores') / f'{arm}-{seed}'.replace('/', '-')": "shown, where no such file can be"
+    },
 }
 
 
@@ -291,7 +293,9 @@ _OPENS = {
     ("logs/names.py", "read_text"): "a file of this package",
     ("logs/recognise.py", "iterdir"): "folders alone, and links are passed over",
     ("logs/verl.py", "iterdir"): "what is no file of the folder is passed over",
-    ("logs/reader.py", "read_table"): "the reader of `trustclip.logs.table`",
+    ("logs/score_files.py", "glob"): "files of scores, those that links lead outside passed over",
+    ("logs/score_curves.py", "glob"): "folders of logs, those that links lead outside passed over",
+    ("report/compared.py", "read_bytes"): "a figure that was just drawn",
     ("logs/reader.py", "glob"): "names for a message, and whether there is any",
     ("report/microscope.py", "read_text"): "files of this package",
     ("findings/live/recorder.py", "loads"): "its own text",

@@ -1,25 +1,20 @@
 """Learning curves of many runs: area, time to a score; and the table that a report is made from."""
 
-import json
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
-from synthetic_runs import Spec, make_run, make_suite
+from synthetic_runs import Spec, make_suite
 
 from trustclip import stats
 from trustclip.findings.groups import group_runs
 from trustclip.findings.learning import Learning, area_of, learning, threshold, time_of
-from trustclip.logs.reader import read_run, read_runs
-from trustclip.logs.table import is_table
+from trustclip.logs.reader import read_runs
 from trustclip.report.build import build
 from trustclip.report.collect import collect
-from trustclip.report.console import explain
 from trustclip.stats import curves
-from trustclip.train.suite.table import SuiteTable
 
 ATR = {"name": "atr", "delta": 0.07}
 CLIP = {"name": "clip", "epsilon": 0.2}
@@ -129,70 +124,3 @@ def test_the_threshold_is_the_one_given_or_the_suites(suite):
     assert "to 30 % updates" in collect([suite], reaches=0.3)["training"].tables[0].columns
     with pytest.raises(ValueError, match=r"in \(0, 1\], e.g. 0.9; got 90"):
         collect([suite], reaches=90)
-
-
-# The table of runs
-
-
-def test_a_report_of_the_table_is_the_report_of_its_runs(built, tmp_path):
-    table = built / "runs.parquet"
-    assert is_table(table)
-    build([table], tmp_path)
-    for name in ("tables.md", "tables.csv", "tables.tex"):
-        assert (tmp_path / name).read_text() == (built / name).read_text()
-    first, again = collect([table]), collect([built / "runs.parquet"])
-    assert first.headline == again.headline
-    drawn = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert {"scores.svg", "figure4.svg", "figure2.svg"} <= drawn
-    # The single updates are not in it.
-    assert not {"quadrants.svg", "ratios.svg"} & drawn
-    # And the report of the report has the same table.
-    assert (
-        read_runs([table])[0].evaluations == read_runs([tmp_path / "runs.parquet"])[0].evaluations
-    )
-
-
-def test_a_read_back_run_has_what_its_folder_has(suite, built):
-    own, back = read_runs([suite]), read_runs([built / "runs.parquet"])
-    by_name = {run.name: run for run in own}
-    assert len(back) == 9
-    for run in back:
-        theirs = by_name[run.name]
-        assert run.evaluations == theirs.evaluations and run.entry == theirs.entry
-        assert all(e.texts for e in run.evaluations)
-        same = ("method", "seed", "model", "setting", "finished", "last_step", "notices", "config")
-        assert all(getattr(run, name) == getattr(theirs, name) for name in same)
-        gated = [row["trustclip/gated"] for row in theirs.training]
-        assert run.training[0]["trustclip/gated"] == pytest.approx(np.mean(gated))
-
-
-def test_a_table_has_no_secret_and_nothing_of_the_machine(tmp_path):
-    path = make_run(tmp_path / "run", SPECS["atr"])
-    config = yaml.safe_load((path / "config.yaml").read_text())
-    config["rl"]["hub_token"] = "open sesame"
-    (path / "config.yaml").write_text(yaml.safe_dump(config))
-    environment = json.loads((path / "environment.json").read_text())
-    environment["argv"] = ["rl", "--trl.hub_token", "open sesame"]
-    (path / "environment.json").write_text(json.dumps(environment))
-    build([path], tmp_path / "report")
-    (run,) = read_runs([tmp_path / "report/runs.parquet"])
-    assert run.config["rl"]["hub_token"] == "[redacted]"
-    assert set(run.environment) == {"versions", "processors"}
-
-
-def test_only_reports_and_comparisons_read_a_table(built):
-    for read in (read_run, explain):
-        with pytest.raises(ValueError, match=r"runs\.parquet is a table of runs"):
-            read(built / "runs.parquet")
-
-
-def test_the_suites_table_is_made_again(suite, built):
-    """As `trustclip suite` writes it: from the folders and from the table of runs alike."""
-    for folder in suite.glob("*-seed*"):
-        path = folder / "config.yaml"
-        assert yaml.safe_load(path.read_text())["eval"]["k"] == 4
-    tables = [SuiteTable.of(read_runs([p]), "x") for p in (suite, built / "runs.parquet")]
-    text = tables[0].markdown()
-    assert text == tables[1].markdown()
-    assert "**Learning curves**" in text and "to 45 % updates" in text
-    assert "# made up" in text and "seeds 0, 1, 2" in text

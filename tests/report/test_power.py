@@ -10,14 +10,12 @@ from rich.console import Console
 from scipy import stats as scipy_stats
 from synthetic_runs import Spec, make_run
 
-from trustclip.findings.groups import group_runs
 from trustclip.logs.reader import read_runs
-from trustclip.report.planning import PilotComparison, pilot_comparisons, print_power
+from trustclip.report.planning import PilotComparison, print_power
 from trustclip.stats.planning import Spread, pooled, seeds_for, spread_of
 
 ATR = Spec({"name": "atr", "delta": 0.07}, gain=1.5)
 CLIP = Spec({"name": "clip", "epsilon": 0.2}, gain=1.0)
-TABLE = Path(__file__).parents[2] / "lab/benchmarks/table3-tiny/runs.parquet"
 
 
 def pilot(folder: Path, seeds: dict[str, tuple[int, ...]]) -> list[Path]:
@@ -125,11 +123,3 @@ def test_what_has_no_spread_is_refused(tmp_path) -> None:
 def test_a_wrong_setting_is_refused_before_anything_is_read(name, value) -> None:
     with pytest.raises(ValueError, match=f"`{name}`"):
         printed([Path("nowhere")], **{name: value})
-
-
-def test_a_table_of_runs_is_a_pilot() -> None:
-    pytest.importorskip("pyarrow")
-    found = pilot_comparisons(group_runs(read_runs([TABLE])))
-    assert len(found) == 34 and all(one.spread.paired and one.seeds == 10 for one in found)
-    twin = next(one for one in found if one.names[0] == "exact-twin")
-    assert twin.spread.std == 0

@@ -93,11 +93,11 @@ def test_tally_accepts_bools_lists_and_itself():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ([[0, 2]], "only 0 and 1.*got 2"),
-        ([[0, 1], [0.5]], "problem 1 must hold only 0 and 1"),
-        ([["a"]], "correct must hold only 0 and 1 .or bool.: could not convert"),
-        ([[{}]], "correct must hold only 0 and 1"),
-        ([[float("nan"), 1]], "only 0 and 1"),
+        ([[0, 2]], "from 0 to 1.*got 2"),
+        ([[0, 1], [1.5]], "problem 1 must hold only numbers from 0 to 1"),
+        ([["a"]], "correct must hold only numbers from 0 to 1.*: could not convert"),
+        ([[{}]], "correct must hold only numbers from 0 to 1"),
+        ([[float("nan"), 1]], "only numbers from 0 to 1"),
         ([0, 1], r"shape \(2,\)"),
         ([], "shape"),
         (np.zeros((3, 0)), "shape"),
@@ -385,7 +385,7 @@ def test_samples_and_counts_are_numbers_of_their_kind():
 def test_errors_begin_with_what_is_wrong():
     with pytest.raises(ValueError, match=r"^correct must be a non-empty"):
         samples([])
-    with pytest.raises(ValueError, match=r"^correct must hold only 0 and 1 \(or bool\); got 2"):
+    with pytest.raises(ValueError, match=r"^correct must hold only numbers from 0 to 1 .* got 2"):
         samples([[0, 2]])
     one = np.array([[1]])
     with pytest.raises(ValueError, match=r"^right and total must share one non-empty shape"):

@@ -7,10 +7,13 @@ from math import nan
 from typing import Any
 
 from trustclip import stats
-from trustclip.findings.facts import LEVEL
+from trustclip.findings.facts import LEVEL, LOST
 from trustclip.findings.groups import Group, common_seeds, shared_answers
 from trustclip.logs.answers import usual, whole
 from trustclip.logs.reader import Evaluation, Run
+from trustclip.logs.scores import OF_RUN
+from trustclip.stats.differences import runs_difference
+from trustclip.stats.power import required_of_runs
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,9 @@ class Compared:
       verdict: one sentence; the reason, if not comparable.
       same_seeds: whether runs of the same seed are paired.
       identical: whether the runs wrote the same text, completion by completion.
+      detectable: smallest gap that these runs find with 80 % power, in shares of 1; nan if unknown.
+      counted: the difference with lost answers counted as wrong, where more than `LOST` are lost.
+      disputed: whether only one of the two differences is significant; there is no verdict then.
     """
 
     group: Group
@@ -39,11 +45,19 @@ class Compared:
     verdict: str
     same_seeds: bool = False
     identical: bool = False
+    detectable: float = nan
+    counted: stats.Difference | None = None
+    disputed: bool = False
 
     @property
     def resolved(self) -> bool:
-        """Whether the corrected p-value is at most 5 %."""
-        return self.difference is not None and self.p_holm <= 1 - LEVEL + 1e-12
+        """Whether the corrected p-value is at most 5 %, however lost answers are counted."""
+        return self.difference is not None and not self.disputed and significant(self.p_holm)
+
+
+def significant(p: float) -> bool:
+    """Whether a p-value is at most 5 %; one that is not known is not."""
+    return p <= 1 - LEVEL + 1e-12
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,7 @@ class _Pair:
     ``texts``: digest of the completions of each run, those of the group first;
     ``same_seeds``: run i of the one and run i of the other have the same seed. ``k``: of Pass@k,
     one for all pairs of a setting; ``unequal``: whether that is fewer samples than some have.
+    ``name`` and ``values``: of a score that is one number of each run, without answers.
     """
 
     group: Group
@@ -61,12 +76,15 @@ class _Pair:
     texts: Sequence[str]
     a: Any
     b: Any
-    strata: Sequence[str]
+    strata: Sequence[Any]
     same_seeds: bool
     step: int | None = None
     obstacle: str = ""
     k: int = 0
     unequal: bool = False
+    name: str = ""
+    values: Sequence[float] = ()
+    counted: Any = None
 
     @property
     def samples(self) -> tuple[int, ...]:
@@ -75,16 +93,28 @@ class _Pair:
 
     def metric(self, kind: str) -> str:
         """Name of the score that is compared."""
+        if self.name:
+            return self.name
         return f"mean@{'K' if self.unequal else self.k}" if kind == "mean" else f"pass@{self.k}"
 
     def difference(self, kind: str) -> stats.Difference:
         """Of Mean@K or Pass@K; exactly 0 where every completion is the same."""
         if self.identical:
             return stats.Difference(0.0, 0.0, 0.0, 1.0)
+        if self.values:
+            many = len(self.runs[0])
+            ours, theirs = self.values[:many], self.values[many:]
+            return runs_difference(ours, theirs, same_seeds=self.same_seeds, level=LEVEL)
         a, b, strata, k = self.answers(kind)
-        return stats.paired_difference(a, b, strata, k=k, level=LEVEL, same_seeds=self.same_seeds)
+        found = stats.paired_difference(a, b, strata, k=k, level=LEVEL, same_seeds=self.same_seeds)
+        # Of two runs, the p over problems is no test of how they were made.
+        return replace(found, p=nan) if len(a) == len(b) == 1 else found
 
-    def answers(self, kind: str) -> tuple[Any, Any, Sequence[str], int | None]:
+    def with_lost(self, kind: str) -> stats.Difference | None:
+        """The difference with lost answers counted as wrong; None where few are lost."""
+        return None if self.counted is None else replace(self.counted, k=self.k).difference(kind)
+
+    def answers(self, kind: str) -> tuple[Any, Any, Sequence[Any], int | None]:
         """What a score is compared by: answers of both, benchmarks, and k of Pass@k."""
         if kind == "mean":
             return self.a, self.b, self.strata, None
@@ -97,6 +127,13 @@ class _Pair:
         many = len(self.runs[0])
         ours, theirs = self.texts[:many], self.texts[many:]
         return self.same_seeds and self.a == self.b and all(ours) and ours == theirs
+
+    def without(self, kind: str) -> bool:
+        """Whether the runs have no such score."""
+        if self.obstacle or kind == "mean":
+            return False
+        ours = self.group.metrics, self.reference.metrics
+        return not all(any(m.startswith(kind) for m in metrics) for metrics in ours)
 
 
 def compare(groups: Sequence[Group], kind: str = "mean") -> list[Compared]:
@@ -114,24 +151,58 @@ def compare(groups: Sequence[Group], kind: str = "mean") -> list[Compared]:
         for group in groups
         if not group.is_reference and group.scored and references[group.setting].scored
     ]
-    pairs = _at_one_k(pairs)
+    pairs = [pair for pair in _at_one_k(pairs) if not pair.without(kind)]
     differences = [None if pair.obstacle else pair.difference(kind) for pair in pairs]
-    adjusted = stats.holm([nan if one is None else one.p for one in differences]).tolist()
+    counted = [None if pair.obstacle else pair.with_lost(kind) for pair in pairs]
+    adjusted = _holm(differences)
     family = sum(one is not None for one in differences)
-    return [
+    found = [
         _comparison(pair, kind, difference, p, family)
         for pair, difference, p in zip(pairs, differences, adjusted, strict=True)
     ]
+    again = _holm([second or first for first, second in zip(differences, counted, strict=True)])
+    return [
+        one if second is None else _with_lost(one, second, p)
+        for one, second, p in zip(found, counted, again, strict=True)
+    ]
+
+
+def _holm(differences: Sequence[stats.Difference | None]) -> list[float]:
+    return stats.holm([nan if one is None else one.p for one in differences]).tolist()
+
+
+def _with_lost(compared: Compared, counted: stats.Difference, p: float) -> Compared:
+    """A comparison beside that with lost answers counted as wrong; no verdict if they disagree."""
+    first = compared.difference
+    assert first is not None
+    both = significant(compared.p_holm) == significant(p) and first.value * counted.value >= 0
+    neither = not significant(compared.p_holm) and not significant(p)
+    said = f"with lost answers counted as wrong the difference is {points(counted)}"
+    if both or neither:
+        return replace(compared, counted=counted, verdict=f"{compared.verdict}; {said}")
+    verdict = f"no verdict: the difference is {points(first)}, and {said}"
+    return replace(compared, counted=counted, verdict=verdict, disputed=True)
+
+
+def points(d: stats.Difference) -> str:
+    """A difference in points, with its interval.
+
+    Example:
+      >>> points(stats.Difference(0.052, 0.021, 0.083, 0.001))
+      '+5.2 [+2.1, +8.3]'
+    """
+    value, low, high = (f"{100 * share:+.1f}" for share in (d.value, d.low, d.high))
+    return value if d.low != d.low else f"{value} [{low}, {high}]"
 
 
 def _at_one_k(pairs: Sequence[_Pair]) -> list[_Pair]:
     """The pairs with the fewest samples of their setting: another Pass@k is another quantity."""
     samples: dict[str, set[int]] = {}
     for pair in pairs:
-        if not pair.obstacle:
+        if not pair.obstacle and not pair.name:
             samples.setdefault(pair.reference.setting, set()).update(pair.samples)
     return [
-        pair if pair.obstacle
+        pair if pair.obstacle or pair.name
         else replace(pair, k=min(sizes := samples[pair.reference.setting]), unequal=len(sizes) > 1)
         for pair in pairs
     ]  # fmt: skip
@@ -143,16 +214,23 @@ def _comparison(
     if difference is None:
         return Compared(pair.group, pair.reference, kind, 0, None, None, nan, pair.obstacle)
     names = (pair.group.label, pair.reference.label)
+    level = 1 - (1 - LEVEL) / family
+    budget = stats.Required(stats.Budget(1, 1, 1))
     if pair.identical:
         sentence = f"identical to {names[1]}, completion by completion"
+    elif pair.name:
+        many = len(pair.runs[0])
+        budget = required_of_runs(
+            pair.values[:many], pair.values[many:], level=level, same_seeds=pair.same_seeds
+        )
+        sentence = stats.verdict(replace(difference, p=p), budget, names=names, level=LEVEL)
     else:
         a, b, strata, k = pair.answers(kind)
-        level = 1 - (1 - LEVEL) / family
         budget = stats.required(a, b, strata, k=k, level=level, same_seeds=pair.same_seeds)
         sentence = stats.verdict(replace(difference, p=p), budget, names=names, level=LEVEL)
     return Compared(
-        pair.group, pair.reference, pair.metric(kind), len(pair.a), pair.step, difference, p,
-        sentence, pair.same_seeds, pair.identical,
+        pair.group, pair.reference, pair.metric(kind), len(pair.runs[0]), pair.step, difference, p,
+        sentence, pair.same_seeds, pair.identical, budget.detectable,
     )  # fmt: skip
 
 
@@ -165,22 +243,40 @@ def difference_on(compared: Compared, kind: str, task: str) -> stats.Difference 
     return replace(pair, k=int(tries) if kind == "pass" else 0).difference(kind)
 
 
-def _pair(group: Group, reference: Group, task: str | None = None) -> _Pair:
+def _pair(
+    group: Group, reference: Group, task: str | None = None, lost: int | None = None
+) -> _Pair:
     runs, same_seeds = _matching_runs(group.scored, reference.scored)
     first, second = runs
     evaluations, step = _alike([*first, *second])
-    answers, strata = shared_answers(evaluations, task)
+    answers, strata = shared_answers(evaluations, task, lost)
+    name = next((m for e in evaluations[:1] for m in e.metrics if m.endswith(OF_RUN)), "")
+    scores = [one.score(task, name) for one in evaluations] if name else []
+    values = [score["value"] for score in scores if score is not None]
+    if name and len(values) < len(evaluations):
+        values = []
     obstacle = (
         f"not compared: one training run each, of the seeds {first[0].seed} and {second[0].seed}"
         if len(first) == len(second) == 1 and not same_seeds
-        else "" if answers
+        else "" if answers or values
         else "not compared: no seed in common" if not first
         else "not compared: never evaluated at the same update" if not evaluations
         else "not compared: the problems differ, or the samples are missing"
     )  # fmt: skip
     a, b = answers[: len(first)], answers[len(first) :]
     texts = [evaluation.texts for evaluation in evaluations]
-    return _Pair(group, reference, runs, texts, a, b, strata, same_seeds, step, obstacle)
+    counted = None
+    if lost is None and answers and any(e.lost[0] > LOST * e.lost[1] for e in evaluations):
+        most = max(
+            e.asked.get(name) or usual([*problems.values()])
+            for e in evaluations
+            for name, problems in e.answers.items()
+        )
+        counted = _pair(group, reference, task, most)
+    return _Pair(
+        group, reference, runs, texts, a, b, strata, same_seeds, step, obstacle,
+        name=name if values else "", values=values, counted=counted,
+    )  # fmt: skip
 
 
 def _matching_runs(a: Sequence[Run], b: Sequence[Run]) -> tuple[tuple[list[Run], list[Run]], bool]:

@@ -1,5 +1,6 @@
 """How runs were evaluated: whether the same problems, prompts and sampling stand behind scores."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -60,6 +61,38 @@ def _samples(evaluations: Sequence[Evaluation]) -> int:
     """Samples of a problem in some evaluations, see `usual`; 0 where they are gone."""
     each = [problems for evaluation in evaluations for problems in evaluation.answers.values()]
     return min((usual(list(problems.values())) for problems in each), default=0)
+
+
+#: Sign that ends what problems of one template share in their ids, and a number in a text.
+_SIGN, _NUMBER = re.compile(r"[-_/.:#](?=[^-_/.:#]*$)"), re.compile(r"\d+(?:[.,]\d+)*")
+#: Fewer families, or more for each problem, are no templates: a subject, a single task, chance.
+_FAMILIES, _ALIKE = 10, 0.5
+
+
+def families(runs: Sequence[Run]) -> Iterator[Finding]:
+    """A warning where ids or texts look as if templates had made the problems."""
+    first = next((run.final for run in runs if run.final and run.final.answers), None)
+    if first is None or first.families:
+        return
+    keys, texts = [*answers_of(first)], _texts(runs[0])
+    written: Mapping[str, list[Any]] = {
+        "the last part of their ids": [(task, _SIGN.split(name)[0]) for task, name in keys],
+        "the numbers in their ids": [(task, _NUMBER.sub("#", name)) for task, name in keys],
+        "the numbers in their texts": [_NUMBER.sub("#", texts[k][0]) for k in keys if k in texts],
+    }
+    for what, stems in written.items():
+        count = len(set(stems))
+        if _FAMILIES <= count <= _ALIKE * len(stems):
+            yield Finding(
+                "comparison/families",
+                "warning",
+                f"The {len(stems)} problems look like {count} families: those of one family differ "
+                f"only in {what}.",
+                {"families": count},
+                "problems of one template are no independent evidence, and intervals are then too "
+                "narrow: name the families with --cluster.",
+            )
+            return
 
 
 def unlike_settings(groups: Sequence[Group]) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from trustclip import stats
 from trustclip.findings import start
 from trustclip.findings.comparison import Compared, gain
-from trustclip.findings.conditions import unequal_samples, unlike, unlike_settings
+from trustclip.findings.conditions import families, unequal_samples, unlike, unlike_settings
 from trustclip.findings.course import Course
 from trustclip.findings.evaluated import collapsed, mean_of
 from trustclip.findings.facts import ALPHA, EACH, ENOUGH_RUNS, LEVEL, SHOWN
@@ -95,6 +95,12 @@ def _of_comparisons(compared: Sequence[Compared]) -> str:
     reference, metric = compared[0].reference.label, title_of(compared[0].metric)
     labels = _labels(compared)
     higher, lower = ([c for c in compared if c.resolved and _gap(c) * sign > 0] for sign in (1, -1))
+    if all(c.seeds == 1 and not c.identical for c in compared):
+        gaps = join_words([f"{labels[id(c)]} {_points(c)}" for c in compared[:SHOWN]])
+        return (
+            f"One run of each: {metric} against {reference} is {gaps} points, which does not "
+            "compare the methods."
+        )
     if not higher and not lower:
         others = [c for c in compared if not c.identical] or compared
         many = len({c.group.label for c in others})
@@ -102,12 +108,6 @@ def _of_comparisons(compared: Sequence[Compared]) -> str:
         if many > 1:
             return f"None of {many} methods differs {score} in these runs."
         return f"{others[0].group.label} does not differ {score} in these runs."
-    if all(c.seeds == 1 for c in compared):
-        gaps = join_words([f"{labels[id(c)]} {_points(c)}" for c in [*higher, *lower]])
-        return (
-            f"One run of each method: {metric} against {reference} is {gaps} points, which does "
-            "not compare the methods."
-        )
     parts = []
     if lower:
         those = join_words([labels[id(c)] for c in lower])
@@ -159,7 +159,7 @@ def _comparisons(compared: Sequence[Compared]) -> Iterator[Finding]:
         yield Finding("scores/difference", "note", f"{text}{family}{_pairing(measured)}.", evidence)
     for c in [c for c in measured if not c.resolved][:EACH]:
         text = f"{_at(c)}{labels[id(c)]} ({_points(c)} points): {_sentence(c.verdict)}"
-        kind = "identical" if c.identical else "inconclusive"
+        kind = "identical" if c.identical else "disputed" if c.disputed else "inconclusive"
         yield Finding(f"scores/{kind}", "note", text, {"difference": _gap(c), "p": c.p_holm})
     for c in compared:
         if c.difference is None:
@@ -189,7 +189,7 @@ def _gain_sentence(group: Group) -> str:
     before, after = (group.estimate(None, metric, moment) for moment in ("initial", "final"))
     assert difference is not None and before is not None and after is not None
     interval = bracket(difference.low, difference.high)
-    unclear = difference.p > ALPHA
+    unclear = not difference.p <= ALPHA
     verb = "moved" if unclear else "raised" if difference.value > 0 else "lowered"
     chance = ", which is not significant" if unclear else ""
     if before.value == after.value:
@@ -267,7 +267,12 @@ def _troubles(by_run: Sequence[RunFindings]) -> Iterator[Finding]:
 
 def cautions(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[Finding]:
     """Limitations of the intervals and comparisons of these runs."""
-    trained = [group for group in groups if group.scored and group.runs[0].method is not None]
+    trained = [
+        group
+        for group in groups
+        if group.scored and (group.runs[0].method is not None or len(group.scored) > 1)
+    ]
+    yield from families([run for group in groups for run in group.scored])
     yield from _few_seeds(trained)
     if compared and not trained:
         text = (

@@ -45,7 +45,8 @@ def collapsed(run: Run) -> bool:
     after, before = answers_of(run.final), answers_of(top)
     if not after or after.keys() != before.keys():
         return True
-    fall = stats.paired_difference([after[key] for key in before], [*before.values()])
+    keys = [key for key in before if before[key] and after[key]]
+    fall = stats.paired_difference([after[key] for key in keys], [before[key] for key in keys])
     return fall.p <= FELL
 
 

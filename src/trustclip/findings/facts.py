@@ -83,6 +83,8 @@ NAMED, LISTED = 3, 10
 # Scores.
 #: Corrected p up to which a difference counts as found, and the level of every interval.
 ALPHA, LEVEL = 0.05, 0.95
+#: Share of lost answers above which the difference is also given with lost counted as wrong.
+LOST = 0.01
 #: A run has collapsed if it ends below this share of the best score it had, and the fall is
 #: significant by problem at this p: some unlucky samples are no collapse.
 KEPT, FELL = 0.7, 0.01

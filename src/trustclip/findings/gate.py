@@ -39,8 +39,6 @@ _WAYS = {
 def of_run(course: Course) -> Iterator[Finding]:
     """Whether the constraint acted; if so, on what; and its threshold."""
     yield from _state_of_log(course, course.log) if course.log else _state(course)
-    if course.run.tabled:  # means over all updates
-        return
     if course.cut > 0:
         yield from _quadrants(course)
         for texts in (_kinds(course), _when(course), _mass(course.full), _completions(course)):
@@ -77,7 +75,7 @@ def _state(course: Course) -> Iterator[Finding]:
             evidence,
         )
     elif not any(shares.values()):
-        updates = "" if course.run.tabled else f" in {_count(len(shares), 'logged update')}"
+        updates = f" in {_count(len(shares), 'logged update')}"
         yield Finding(
             "gate/never",
             "fault",

@@ -17,6 +17,7 @@ from trustclip.findings.facts import ENOUGH_RUNS
 from trustclip.logs.answers import overlapping, whole
 from trustclip.logs.identity import flat
 from trustclip.logs.reader import Evaluation, Run
+from trustclip.logs.scores import OF_RUN
 
 #: Hyper-parameters that a label always shows; others only where they differ from the default.
 THRESHOLDS = ("delta", "epsilon", "low", "high")
@@ -151,10 +152,13 @@ def pooled(
         return None
     if len(values) == 1 and scores[0] is not None:
         return Estimate(values[0], scores[0]["low"], scores[0]["high"], best=best)
-    std = stats.RunSummary.of(values).std
+    runs = stats.RunSummary.of(values)
+    std = runs.std
     answers, strata = shared_answers(evaluations, task)
     if not answers:
-        return Estimate(sum(values) / len(values), None, None, std, best)
+        bounds = runs.interval() if metric.endswith(OF_RUN) and len(values) > 2 else None
+        low, high = (bounds.low, bounds.high) if bounds else (None, None)
+        return Estimate(runs.mean, low, high, std, best)
     kind, _, k = metric.partition("@")
     if kind == "mean":
         interval = stats.mean_interval(answers, strata)
@@ -176,11 +180,13 @@ def pass_estimate(group: Group, task: str | None, k: int) -> Estimate | None:
 
 
 def shared_answers(
-    evaluations: Sequence[Evaluation], task: str | None = None
-) -> tuple[list[list[list[int]]], list[str]]:
-    """Answers [runs, problems, samples] and the task of each problem.
+    evaluations: Sequence[Evaluation], task: str | None = None, lost: int | None = None
+) -> tuple[list[list[list[int]]], list[Any]]:
+    """Answers [runs, problems, samples] and the place of each problem, see `Evaluation.place`.
 
-    Both empty where samples are gone, or the evaluations' problems differ.
+    Both empty where samples are gone, or the evaluations' problems differ. A problem that one of
+    them did not answer at all is left out; or, with ``lost`` answers to each problem, those that
+    are missing are wrong.
     """
     flat = [
         {key: correct for key, correct in answers_of(evaluation).items() if task in (None, key[0])}
@@ -188,7 +194,11 @@ def shared_answers(
     ]
     if not flat or not flat[0] or any(answers.keys() != flat[0].keys() for answers in flat):
         return [], []
-    return [[answers[key] for key in flat[0]] for answers in flat], [name for name, _ in flat[0]]
+    if lost is not None:
+        flat = [{key: r + [0] * (lost - len(r)) for key, r in answers.items()} for answers in flat]
+    keys = [key for key in flat[0] if all(answers[key] for answers in flat)]
+    places = [evaluations[0].place(*key) for key in keys]
+    return [[answers[key] for key in keys] for answers in flat], places
 
 
 def group_runs(runs: Sequence[Run], reference: str | None = None) -> list[Group]:

@@ -51,16 +51,6 @@ def area_of(run: Run) -> float | None:
     return curves.area([*evaluations], [*map(mean_of, evaluations.values())])
 
 
-def beside(run: Run) -> dict[str, float | bool | None]:
-    """Mean@K of a run at its end and at best, its area, and whether it collapsed."""
-    return {
-        "end": None if run.final is None else mean_of(run.final),
-        "best": max(map(mean_of, run.trained), default=None),
-        "area": area_of(run),
-        "collapsed": collapsed(run),
-    }
-
-
 def time_of(run: Run, reaches: float) -> float:
     """Updates until an evaluation of a run first has this score; nan for never."""
     evaluations = learning_curve(run)

@@ -35,8 +35,6 @@ SUBJECTS: tuple[Subject, ...] = (
     shadows.of_run,
     lambda course: _notices(course.run),
 )
-#: Of a row of a table of runs, where all updates are one row of means.
-OF_MEANS: tuple[Subject, ...] = (gate.of_run, scores.of_run, shadows.of_run, SUBJECTS[-1])
 #: What a log must hold to be called usual: any metric of each kind.
 _READ = {
     "a share of clipped tokens": ("gated", "gated/positive_above", "gated/negative_below"),
@@ -49,7 +47,7 @@ def of_run(run: Run) -> list[Finding]:
     """All findings of a run: on the page, in ``explain``, at the end of a training."""
     course = Course(run)
     findings = [_subject(course)]
-    for subject in OF_MEANS if run.tabled else SUBJECTS:
+    for subject in SUBJECTS:
         findings += subject(course)
     findings[1:1] = _shortened(course.run)
     return [*findings, *_usual(course, findings), *_of_files(course)]
@@ -110,7 +108,7 @@ def _shortened(run: Run) -> Iterator[Finding]:
 def _usual(course: Course, findings: Iterable[Finding]) -> Iterator[Finding]:
     """That nothing calls for advice, of a run whose constraint could have called for some."""
     kinds = {one.kind for one in findings}
-    if course.run.tabled or any(one.troubles or one.advice for one in findings):
+    if any(one.troubles or one.advice for one in findings):
         return
     if course.log is not None:
         kinds = list(_READ.items())[: 2 if course.log.two_policies else 3]

@@ -79,7 +79,7 @@ the groups all rewards are equal.'
 
 def of_run(run: Run) -> list[Finding]:
     """The signs of a run directory, as far as it has got; none of a log or a table."""
-    if run.log is not None or run.tabled:
+    if run.log is not None:
         return []
     findings: list[Finding] = []
     if run.initial is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from trustclip import stats
 from trustclip.logs.samples import fingerprint
+from trustclip.stats.scores import Strata, benchmarks
 from trustclip.support.jsonl import Row
 from trustclip.support.names import some
 
@@ -123,21 +124,35 @@ def scores(rows: Sequence[Row]) -> dict[str, Any]:
     return table
 
 
-def of_answers(answers: Mapping[str, Mapping[str, list[int]]]) -> dict[str, Any]:
-    """The part of `scores` that follows from correctness alone.
+def of_answers(
+    answers: Mapping[str, Mapping[str, list[int]]],
+    families: Mapping[str, Mapping[str, str]] | None = None,
+) -> dict[str, Any]:
+    """The part of `scores` that follows from correctness alone; of problems that were answered.
+
+    Where families of problems are given, ``{task: {problem: family}}``, these are the independent
+    units of the intervals. Where answers are right in part, there is no Pass@K.
 
     Example:
       >>> result = of_answers({"t": {"1": [0, 1], "2": [1, 1]}})
       >>> result["average"]["mean@2"]["value"], result["tasks"]["t"]["problems"]
       (0.75, 2)
     """
-    every = [correct for problems in answers.values() for correct in problems.values()]
-    strata = [task for task, problems in answers.items() for _ in problems]
-    parts = {task: _scores([*problems.values()], None) for task, problems in answers.items()}
-    return {"tasks": parts, "average": _scores(every, strata)}
+    by_task: dict[str, tuple[list[list[int]], list[Any]]] = {}
+    for task, problems in answers.items():
+        family = (families or {}).get(task, {})
+        there = [(name, right) for name, right in problems.items() if right]
+        places = [(task, family.get(name, name)) if families else task for name, _ in there]
+        by_task[task] = [right for _, right in there], places
+    parts = {task: _scores(right, places) for task, (right, places) in by_task.items() if right}
+    every = [one for right, _ in by_task.values() for one in right]
+    return {
+        "tasks": parts,
+        "average": _scores(every, [one for _, places in by_task.values() for one in places]),
+    }
 
 
-def usual(correct: Sequence[Sequence[int]], strata: Sequence[str] | None = None) -> int:
+def usual(correct: Sequence[Sequence[int]], strata: Strata | None = None) -> int:
     """K: the most answers that half of the problems of every benchmark have, or more.
 
     Of a whole evaluation it is the number of all; a file that lost answers keeps its K. Correctness
@@ -148,14 +163,15 @@ def usual(correct: Sequence[Sequence[int]], strata: Sequence[str] | None = None)
       4
     """
     counts: dict[str, list[int]] = defaultdict(list)
-    for task, samples in zip(strata or [""] * len(correct), correct, strict=True):
+    tasks = benchmarks(strata) or [""] * len(correct)
+    for task, samples in zip(tasks, correct, strict=True):
         counts[task].append(len(samples))
     return min(sorted(of_task)[len(of_task) // 2] for of_task in counts.values())
 
 
 def whole(
-    runs: Sequence[Sequence[list[int]]], strata: Sequence[str], k: int
-) -> tuple[list[list[list[int]]], list[str]]:
+    runs: Sequence[Sequence[list[int]]], strata: Sequence[Any], k: int
+) -> tuple[list[list[list[int]]], list[Any]]:
     """The problems that every run answered ``k`` times or more, which Pass@k is of.
 
     Correctness is 0/1 by [runs, problems, samples], and strata are the benchmark of each problem.
@@ -168,12 +184,14 @@ def whole(
     return [[run[i] for i in kept] for run in runs], [strata[i] for i in kept]
 
 
-def _scores(correct: list[list[int]], strata: list[str] | None) -> dict[str, Any]:
+def _scores(correct: list[list[int]], strata: Sequence[Any]) -> dict[str, Any]:
     k = usual(correct, strata)
-    (full,), tasks = whole([correct], strata or [""] * len(correct), k)
-    of_full = tasks if strata else None
+    mean = {f"mean@{k}": vars(stats.mean_interval(correct, strata))}
+    if any(one not in (0, 1) for right in correct for one in right):
+        return {**mean, "problems": len(correct)}
+    (full,), of_full = whole([correct], strata, k)
     return {
-        f"mean@{k}": vars(stats.mean_interval(correct, strata)),
+        **mean,
         f"pass@{k}": vars(stats.pass_interval(full, k, of_full)),
         "problems": len(correct),
         "curve": {

@@ -13,7 +13,6 @@ from trustclip.logs.log import Log
 from trustclip.logs.recognise import holds_log, looked_for, read_log
 from trustclip.logs.run import MEASURED, Evaluation, Run, in_words, setting_of
 from trustclip.logs.samples import Samples
-from trustclip.logs.table import is_table, read_table
 from trustclip.support.inside import Inside
 from trustclip.support.jsonl import Row, read_mapping, scan
 from trustclip.support.names import nearest, some
@@ -27,8 +26,6 @@ _TEXTS = ("stage", "task")
 
 def read_run(path: Path) -> Run:
     """Read a run directory in any state, finished or not, or the log of another trainer."""
-    if is_table(path):
-        raise ValueError(f"{path} is a table of runs; report and compare read it.")
     if not (path / "config.yaml").is_file():
         return _of_log(path, read_log(path))
     files = Inside(path)
@@ -63,11 +60,8 @@ def read_run(path: Path) -> Run:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read run directories, suites, logs and tables of runs: every run of each, once."""
-    runs: list[Run] = []
-    for path in dict.fromkeys(find(paths)):
-        runs += read_table(path) if is_table(path) else [read_run(path)]
-    return runs
+    """Read run directories, suites and logs: every run of each, once."""
+    return [read_run(path) for path in dict.fromkeys(find(paths))]
 
 
 def _of_log(path: Path, log: Log) -> Run:
@@ -86,7 +80,7 @@ def _of_log(path: Path, log: Log) -> Run:
 
 
 def find(paths: Sequence[Path]) -> Iterator[Path]:
-    """Run directories, logs and tables among ``paths``: each itself, or all runs of a suite."""
+    """Run directories and logs among ``paths``: each itself, or all runs of a suite."""
     for path in paths:
         if (path / "suite.yaml").is_file():
             planned = _suite(path).get("runs") or {}
@@ -96,7 +90,7 @@ def find(paths: Sequence[Path]) -> Iterator[Path]:
             if not trained:
                 raise ValueError(f"the suite {path} has no runs yet.")
             yield from sorted(trained, key=lambda run: order.get(run.name, len(order)))
-        elif (path / "config.yaml").is_file() or is_table(path) or _is_log(path):
+        elif (path / "config.yaml").is_file() or _is_log(path):
             yield path
         else:
             raise ValueError(_no_run_message(path))

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from trustclip.logs.answers import usual
 from trustclip.logs.identity import Marks, essential
 from trustclip.logs.log import Log
 from trustclip.logs.samples import Samples
@@ -29,6 +30,26 @@ class Evaluation:
     #: Correctness, ``{task: {problem: [0, 1, ...]}}``; empty where samples are gone.
     answers: Mapping[str, Mapping[str, list[int]]]
     texts: str = ""  # digest of all completions; empty where samples are gone
+    #: Family of each problem, ``{task: {problem: family}}``; empty where problems are independent.
+    families: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    #: K by task, where it is known beside the answers, of which some may be lost.
+    asked: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def lost(self) -> tuple[int, int]:
+        """Answers that are missing, and how many there would be: K of every problem."""
+        short = due = 0
+        for task, problems in self.answers.items():
+            k = self.asked.get(task) or usual([*problems.values()])
+            short += sum(max(k - len(right), 0) for right in problems.values())
+            due += k * len(problems)
+        return short, due
+
+    def place(self, task: str, problem: str) -> Any:
+        """The benchmark of a problem, or (benchmark, family): `trustclip.stats.scores.Strata`."""
+        if not self.families:
+            return task
+        return task, self.families.get(task, {}).get(problem, problem)
 
     @property
     def tasks(self) -> list[str]:
@@ -61,7 +82,6 @@ class Run:
     #: the score that it `reaches`; empty without one.
     entry: Mapping[str, Any]
     log: Log | None = None  # where it was read from another trainer's
-    tabled: bool = False  # read from a table of runs, where all updates are one row of means
     marks: Marks | None = None  # of its settings; None where it has none
 
     @property

@@ -19,10 +19,10 @@ def _accepts(path: Path, head: bytes) -> bool:
 
 def _candidates(folder: Path) -> list[Path]:
     """The folder itself, where it holds event files: a run that was resumed has several."""
-    return [folder] if next(_files(folder), None) else []
+    return [folder] if next(files(folder), None) else []
 
 
-def _files(path: Path) -> Iterator[Path]:
+def files(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
     else:
@@ -38,10 +38,10 @@ def _read(path: Path) -> Log:
     settings: dict[str, Any] = {}
     measured = []
     torn = []
-    for file in _files(path):
+    for file in files(path):
         # One event a value: those of one step are joined before the next step is looked at.
         step, values = None, {}
-        for at, tag, value in _events(file):
+        for at, tag, value in events(file):
             if isinstance(value, str):
                 settings |= _json(value) if tag.startswith("args") else {}
             elif at != step or tag in values:
@@ -58,7 +58,7 @@ def _read(path: Path) -> Log:
     )
 
 
-def _events(file: Path) -> Iterator[tuple[int, str, float | str]]:
+def events(file: Path) -> Iterator[tuple[int, str, float | str]]:
     """(step, tag, value) of an event file; a text is that of a summary."""
     from tensorboard.backend.event_processing.event_file_loader import (  # pyright: ignore[reportMissingImports]
         EventFileLoader,

@@ -47,9 +47,7 @@ def _read(path: Path) -> Log:
             config = record.run.config if kind == "run" else record.config
             settings |= _values(config.update)
         elif kind == "history":
-            values = _values(record.history.item)
-            step = next((values[key] for key in _STEPS if key in values), None)
-            step = values.get("_step", record.history.step.num) if step is None else step
+            step, values = _step_of(record)
             logged |= dict.fromkeys(values)
             if isinstance(step, int):
                 measured.append((step, numbers(values)))
@@ -57,6 +55,21 @@ def _read(path: Path) -> Log:
     return hyperparameters.log_of(
         path, "wandb offline run", rows, settings, [*remarks, *more], list(logged)
     )
+
+
+def history(path: Path, remarks: list[str]) -> Iterator[tuple[int, dict[str, float]]]:
+    """Step and numbers of every row that was logged, whatever they are of."""
+    for record in _records(path, remarks):
+        if record.WhichOneof("record_type") == "history":
+            step, values = _step_of(record)
+            if isinstance(step, int):
+                yield step, numbers(values)
+
+
+def _step_of(record: Any) -> tuple[object, dict[str, Any]]:
+    values = _values(record.history.item)
+    step = next((values[key] for key in _STEPS if key in values), None)
+    return values.get("_step", record.history.step.num) if step is None else step, values
 
 
 def _values(items: Any) -> dict[str, Any]:

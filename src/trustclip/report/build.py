@@ -1,12 +1,11 @@
 """The report as files: a page, its tables and its figures."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from trustclip.findings import learning
 from trustclip.logs.recognise import holds_tokens
-from trustclip.logs.table import is_table, write_table
+from trustclip.logs.score_files import own_paths
+from trustclip.logs.scores import Choice
 from trustclip.report import results
 from trustclip.report.collect import Report, collect
 from trustclip.report.microscope import token_page
@@ -22,19 +21,21 @@ def build(
     reference: str | None = None,
     title: str | None = None,
     reaches: float | None = None,
+    choice: Choice | None = None,
 ) -> list[Path]:
-    """Build the report of runs: ``index.html``, ``tables.*``, ``runs.parquet`` and ``figures/``.
+    """Build the report of runs: ``index.html``, ``tables.*`` and ``figures/``.
 
     Run directories are only read; unfinished runs are reported up to their last update.
 
     Args:
-      runs: run directories, suites for all of theirs, and the ``runs.parquet`` of other reports;
-        or files of tokens alone, of any engine, whose report is the page of the tokens.
+      runs: run directories, suites for all of theirs, or scores of other programs; or files of
+        tokens alone, of any engine, whose report is the page of the tokens.
       out: folder of the report, created if missing; files of an earlier report are replaced.
       reference: label of the method that the others are compared with; the suite's own, or the
         first, when None.
       title: of the page.
       reaches: score whose time is reported, a share of 1; the suite's own when None.
+      choice: how scores of other programs are read.
 
     Returns:
       The files written, the page first.
@@ -45,12 +46,14 @@ def build(
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: name a folder for the report.")
-    if runs and all(p.is_file() and not is_table(p) and holds_tokens(p) for p in runs):
+    choice = choice or Choice()
+    own = own_paths(runs, choice)
+    if runs and own and all(p.is_file() and holds_tokens(p) for p in runs):
         page = token_page(runs, title or "Tokens")
         out.mkdir(parents=True, exist_ok=True)
         write_text(out / "index.html", page)
         return [out / "index.html"]
-    report = collect(runs, reference, reaches)
+    report = collect(runs, reference, reaches, choice)
     recorded = [run for group in report.groups for run in group.runs]
     if all(run.silence and not run.samples.places for run in recorded):
         many = f"none of {len(recorded)} runs has logged an update or an evaluation."
@@ -66,24 +69,4 @@ def build(
     for name, text in texts.items():
         write_text(out / name, text)
     images = [path for f in report.figures for path in pictures[f.key].save(f, out / "figures")]
-    return [
-        *(out / name for name in texts),
-        *_write_runs(report, out / "runs.parquet", reaches),
-        *images,
-    ]
-
-
-def _write_runs(report: Report, path: Path, reaches: float | None) -> list[Path]:
-    """The runs of a report as a table, from which it can be rebuilt; without logs of others."""
-    labelled = [(g.label, run) for g in report.groups for run in g.runs if run.log is None]
-    if not labelled:
-        return []
-    if reaches is not None:
-        # Runs outside of a suite have no entry: then the score is named again.
-        labelled = [
-            (label, replace(run, entry={**run.entry, "reaches": reaches} if run.entry else {}))
-            for label, run in labelled
-        ]
-    beside = [{"label": label, **learning.beside(run)} for label, run in labelled]
-    write_table(path, [run for _, run in labelled], beside)
-    return [path]
+    return [*(out / name for name in texts), *images]

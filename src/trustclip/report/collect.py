@@ -10,7 +10,8 @@ from trustclip.findings.comparison import Compared, compare
 from trustclip.findings.finding import Finding
 from trustclip.findings.groups import Group, by_setting, group_runs
 from trustclip.findings.learning import learning, threshold
-from trustclip.logs.reader import read_runs
+from trustclip.logs.score_files import read_all
+from trustclip.logs.scores import Choice
 from trustclip.report import results, shadows
 from trustclip.report.contamination import clean_table
 from trustclip.report.draw import budget, curves, mismatch, plots, swept
@@ -80,14 +81,17 @@ def _many(count: int, noun: str) -> str:
 
 
 def collect(
-    paths: Sequence[Path], reference: str | None = None, reaches: float | None = None
+    paths: Sequence[Path],
+    reference: str | None = None,
+    reaches: float | None = None,
+    choice: Choice | None = None,
 ) -> Report:
-    """Read run directories, and make the contents of their report.
+    """Read run directories, or scores of other programs, and make the contents of their report.
 
     Raises:
       ValueError: no path, or one that is not a run directory.
     """
-    runs = read_runs(paths)
+    runs = read_all(paths, choice or Choice())
     if not runs:
         raise ValueError("a report needs at least one run directory.")
     groups = group_runs(runs, reference)
@@ -99,17 +103,16 @@ def collect(
         results.comparison_table(by_mean, "mean-differences"),
         results.comparison_table(by_pass, "pass-differences"),
     )
-    logged = [group for group in groups if not any(run.tabled for run in group.runs)]
     gate = [
-        *_for_each(logged, curves.gate_figure),
-        *_some(curves.quadrant_figure(logged), curves.ratio_figure(logged)),
-        *_for_each(logged, curves.bucket_figure),
+        *_for_each(groups, curves.gate_figure),
+        *_some(curves.quadrant_figure(groups), curves.ratio_figure(groups)),
+        *_for_each(groups, curves.bucket_figure),
     ]
     policies = [
-        *_for_each(logged, mismatch.distance_figure),
-        *_some(mismatch.quantile_figure(logged)),
-        *_for_each(logged, mismatch.lag_figure),
-        *_for_each(logged, mismatch.drift_figure),
+        *_for_each(groups, mismatch.distance_figure),
+        *_some(mismatch.quantile_figure(groups)),
+        *_for_each(groups, mismatch.lag_figure),
+        *_for_each(groups, mismatch.drift_figure),
     ]
     training = [
         *_for_each(groups, curves.training_figure),

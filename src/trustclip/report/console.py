@@ -1,20 +1,22 @@
 """Runs against each other on the console: ``trustclip compare``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from trustclip import stats
-from trustclip.findings.comparison import Compared, compare, difference_on
+from trustclip.findings.comparison import Compared, compare, difference_on, points
 from trustclip.findings.conditions import require_equal_problems
 from trustclip.findings.differences import cautions
 from trustclip.findings.facts import LEVEL
 from trustclip.findings.groups import Estimate, Group, group_runs, names, pass_estimate
 from trustclip.findings.run import of_run
-from trustclip.logs.reader import Run, find, read_run, read_runs
+from trustclip.logs.reader import Run, find, read_run
+from trustclip.logs.score_files import own_paths, read_all
+from trustclip.logs.scores import OF_RUN, Choice
+from trustclip.report.compared import as_json, as_latex, draw
 from trustclip.report.results import p_text
 from trustclip.support.names import some
 from trustclip.support.terminal import print_table
@@ -25,12 +27,19 @@ STATES = ("identical", "not compared")
 
 
 def print_comparison(
-    folders: Sequence[Path], console: Console, *, step: int | None = None
+    folders: Sequence[Path],
+    console: Console,
+    *,
+    step: int | None = None,
+    choice: Choice | None = None,
+    form: str = "text",
+    figure: Path | None = None,
 ) -> list[Compared]:
-    """Compare evaluations of runs, or of suites, and print scores, differences and verdicts.
+    """Compare evaluations of runs, of suites or of other programs, and print what comes out.
 
     The method of the first is the reference. Evaluations are those of the update ``step``, or each
-    run's last.
+    run's last. The form is ``"text"`` (scores, differences and verdicts), ``"json"`` or ``"latex"``
+    (a row for each comparison); ``figure`` is the file of a drawing, SVG or PDF.
 
     Returns:
       The comparisons: first those of Mean@K, then those of Pass@K.
@@ -39,30 +48,43 @@ def print_comparison(
       ValueError: fewer than two methods, or a run twice; a run without evaluation samples; runs
         evaluated at different updates or on different problems.
     """
-    paths = list(find(folders))
+    choice = choice or Choice()
+    paths = list(find(folders)) if own_paths(folders, choice) else list(folders)
     if twice := [path for path in paths if paths.count(path) > 1]:
         raise ValueError(f"{twice[0]} is given twice; a comparison needs two runs.")
-    groups = _arms([_at_step(run, step) for run in read_runs(paths)])
+    groups = _arms([_at_step(run, step) for run in read_all(paths, choice)])
     runs = [run for group in groups for run in group.scored]
     _require_equal_updates(runs)
     require_equal_problems(runs)
     for group in groups:
         if not group.metrics:
             raise ValueError(f"the runs of {group.label} have different numbers of samples.")
-    comparisons = [one for kind in ("mean", "pass") for one in compare(groups, kind)]
-    console.print(_heading(groups, comparisons), highlight=False)
-    print_table(console, _table(groups, comparisons), keys=3)
-    for one in comparisons:
-        label, verdict = one.group.label, one.verdict
-        if label not in verdict:
-            verdict = f"{label}{' is' if verdict.startswith(STATES) else ':'} {verdict}"
-        console.print(f"{title_of(one.metric)}: {verdict}.", highlight=False)
-    for run in runs:
-        for remark in run.remarks:
-            console.print(f"{run.path}: {remark}.", highlight=False)
-    for caution in cautions(groups, comparisons):
-        console.print(caution.text, highlight=False)
+    by_kind = {kind: compare(groups, kind) for kind in ("mean", "pass")}
+    comparisons = [one for those in by_kind.values() for one in those]
+    notes = [f"{run.path}: {remark}." for run in runs for remark in run.remarks]
+    notes += [caution.text for caution in cautions(groups, comparisons)]
+    if figure is not None:
+        draw(groups, by_kind["mean"], figure)
+    if form == "json":
+        console.print(as_json(groups, comparisons, notes), soft_wrap=True, highlight=False)
+    elif form == "latex":
+        console.print(as_latex(comparisons), soft_wrap=True, highlight=False)
+    else:
+        console.print(_heading(groups, by_kind), highlight=False)
+        print_table(console, _table(groups, by_kind), keys=3)
+        for line in [*map(_said, comparisons), *notes]:
+            console.print(line, highlight=False)
     return comparisons
+
+
+def _said(one: Compared) -> str:
+    """The verdict of a comparison, and the gap that it could have found."""
+    label, verdict = one.group.label, one.verdict
+    if label not in verdict:
+        verdict = f"{label}{' is' if verdict.startswith(STATES) else ':'} {verdict}"
+    found = f" These runs find gaps of {100 * one.detectable:.1f} points or more, 4 times of 5."
+    known = one.resolved and one.detectable < 1
+    return f"{title_of(one.metric)}: {verdict}.{found if known else ''}"
 
 
 def _at_step(run: Run, step: int | None) -> Run:
@@ -77,7 +99,7 @@ def _at_step(run: Run, step: int | None) -> Run:
         raise ValueError(f"{run.path}: {some(run.samples.odd)}; an answer is 0 or 1.")
     if run.final is None:
         raise ValueError(f"{run.path} holds no evaluation after training.")
-    if not run.final.answers:
+    if not run.final.answers and not run.final.metrics[0].endswith(OF_RUN):
         raise ValueError(f"{run.path} no longer holds the samples of its last evaluation.")
     return run
 
@@ -121,47 +143,63 @@ def _require_equal_updates(runs: Sequence[Run]) -> None:
         raise ValueError(f"the last evaluations are of different updates: {ends}.{hint}")
 
 
-def _heading(groups: Sequence[Group], comparisons: Sequence[Compared]) -> str:
+def _heading(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]]) -> str:
     finals = groups[0].evaluations("final")
     step = f"update {finals[0].step}" if finals[0].step is not None else "the evaluation"
-    paired = any(c.same_seeds and c.seeds > 1 for c in comparisons)
-    how = "paired by problem and seed" if paired else "paired by problem"
-    tests = sum(c.difference is not None for c in comparisons) // 2
+    comparisons = by_kind["mean"]
+    by = [] if comparisons[0].metric.endswith(OF_RUN) else ["family" if finals[0].families
+                                                            else "problem"]  # fmt: skip
+    by += ["seed"] if any(c.same_seeds and c.seeds > 1 for c in comparisons) else []
+    how = f"paired by {' and '.join(by)}; " if by else ""
+    tests = sum(c.difference is not None and c.p_holm == c.p_holm for c in comparisons)
+    names = [title_of(those[0].metric) for those in by_kind.values() if those]
+    holm = f"Holm's correction for {tests} comparison{'s' * (tests != 1)} in {names[0]}"
+    if len(names) > 1:
+        holm += f", and for those in {names[1]} apart"
     return (
-        f"At {step}, in percent; differences to {groups[0].label}, {how}; "
-        f"{100 * LEVEL:.0f} % intervals; Holm's correction for {tests} "
-        f"comparison{'s' * (tests != 1)}."
+        f"At {step}, in percent; differences to {groups[0].label}, {how}"
+        f"{100 * LEVEL:.0f} % intervals; {holm if tests else 'no test: one run each'}."
     )
 
 
-def _table(groups: Sequence[Group], comparisons: Sequence[Compared]) -> Table:
+def _table(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]]) -> Table:
     """A row for each score and method; of several tasks first the average, then each."""
     table = Table(box=None, pad_edge=False)
-    for title in ("score", "task", "method", "seeds", "%", "difference", "p (Holm)"):
+    lost = any(_lost(group) for group in groups)
+    for title in ("score", "task", "method", "seeds", *(["lost"] if lost else []), "%",
+                  "difference", "p (Holm)"):  # fmt: skip
         table.add_column(title, overflow="fold")
     tasks = groups[0].evaluations("final")[0].tasks
-    for kind in ("mean", "pass"):
-        by_label = {c.group.label: c for c in comparisons if c.metric.startswith(kind)}
+    for kind, comparisons in by_kind.items():
+        by_label = {c.group.label: c for c in comparisons}
         for task in [None, *tasks] if len(tasks) > 1 else [None]:
-            for group in groups:
+            for group in groups if comparisons else ():
                 metric = _metric(group, kind, comparisons)
                 name = task or ("average" if len(tasks) > 1 else tasks[0])
                 cells = [title_of(metric), name, group.label, str(len(group.scored))]
+                cells += [_lost(group)] if lost else []
                 e = _estimate(group, task, metric)
                 cells.append(f"{percent(e.value)} {bracket(e.low, e.high)}".rstrip() if e else "-")
                 if c := by_label.get(group.label):
                     d = c.difference if task is None else difference_on(c, kind, task)
-                    cells.append(_difference_text(d) if d else "-")
+                    cells.append(points(d) if d else "-")
                     # The average is what is tested; the tasks show where it comes from.
                     cells.append(p_text(c.p_holm) if task is None else "")
                 table.add_row(*cells)
     return table
 
 
+def _lost(group: Group) -> str:
+    """How many answers are missing, of how many; empty where none is."""
+    parts = [e.lost for e in group.evaluations("final")]
+    missing, due = (sum(numbers) for numbers in zip(*parts, strict=True))
+    return f"{missing} of {due}" if missing else ""
+
+
 def _metric(group: Group, kind: str, comparisons: Sequence[Compared]) -> str:
-    """Mean@K of all of its samples; Pass@k of the k that is compared."""
-    metrics = {c.metric for c in comparisons if kind == "pass" and c.metric.startswith("pass@")}
-    return next(iter(metrics), None) or next(m for m in group.metrics if m.startswith(kind))
+    """The first score, of all samples; Pass@k of the k that is compared."""
+    compared = {c.metric for c in comparisons if kind == "pass" and c.metric.startswith("pass@")}
+    return next(iter(compared), None) or group.metrics[0 if kind == "mean" else 1]
 
 
 def _estimate(group: Group, task: str | None, metric: str) -> Estimate | None:
@@ -169,11 +207,6 @@ def _estimate(group: Group, task: str | None, metric: str) -> Estimate | None:
     if metric in group.metrics:
         return group.estimate(task, metric)
     return pass_estimate(group, task, int(metric.partition("@")[2]))
-
-
-def _difference_text(d: stats.Difference) -> str:
-    value, low, high = (f"{100 * share:+.1f}" for share in (d.value, d.low, d.high))
-    return value if d.low != d.low else f"{value} [{low}, {high}]"
 
 
 def explain(folder: Path) -> list[str]:

@@ -4,16 +4,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isinf, isnan, nan
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from trustclip import stats
 from trustclip.findings.groups import Group, by_setting, common_seeds, group_runs, shared_answers
 from trustclip.findings.learning import learning_curve, tallies
-from trustclip.logs.reader import Run, read_runs
+from trustclip.logs.reader import Run
+from trustclip.logs.score_files import read_all
+from trustclip.logs.scores import OF_RUN, Choice
 from trustclip.stats.planning import Spread, pooled, seeds_for, spread_of
-from trustclip.stats.scores import Floats, macro_weights, problem_scores, strata_groups
+from trustclip.stats.scores import (
+    Floats,
+    benchmarks,
+    macro_weights,
+    problem_scores,
+    strata_groups,
+)
 from trustclip.support.terminal import print_table
 from trustclip.support.text import title_of
 
@@ -82,6 +92,9 @@ def _spread(score: str, arms: Sequence[Sequence[Run]]) -> Spread | None:
 
 def _measure(score: str, arms: Sequence[Sequence[Run]]) -> Spread | None:
     every = [run for arm in arms for run in arm]
+    names = {m for run in every if run.final for m in run.final.metrics if m.endswith(OF_RUN)}
+    if names:
+        return None if score == "area" else _of_numbers(min(names), arms)
     if score == "area":
         counts, strata = tallies([run for run in every if len(learning_curve(run)) > 1])
         if counts is None or len(counts.right) < len(every):
@@ -98,11 +111,18 @@ def _measure(score: str, arms: Sequence[Sequence[Run]]) -> Spread | None:
     return spread_of(scores[:many], theirs, _weights(strata), sampling)
 
 
-def _weights(strata: Sequence[str]) -> Floats:
-    return macro_weights(strata_groups(strata, len(strata)))
+def _of_numbers(name: str, arms: Sequence[Sequence[Run]]) -> Spread:
+    """Of a score that is one number of each run: of a curve, for instance."""
+    found = [[run.final.score(None, name) for run in arm if run.final] for arm in arms]
+    ours, *theirs = (np.array([[one["value"]] for one in arm if one]) for arm in found)
+    return spread_of(ours, theirs[0] if theirs else None, np.ones(1))
 
 
-def _sampling(counts: stats.Tally, strata: Sequence[str]) -> float:
+def _weights(strata: Sequence[Any]) -> Floats:
+    return macro_weights(strata_groups(benchmarks(strata), len(strata)))
+
+
+def _sampling(counts: stats.Tally, strata: Sequence[Any]) -> float:
     """Variance of one run's score that is due to the answers drawn; nan for one a problem."""
     if counts.total.min() < 2:
         return nan
@@ -111,7 +131,13 @@ def _sampling(counts: stats.Tally, strata: Sequence[str]) -> float:
 
 
 def print_power(
-    paths: Sequence[Path], console: Console, *, gap: float, power: float, comparisons: int | None
+    paths: Sequence[Path],
+    console: Console,
+    *,
+    gap: float,
+    power: float,
+    comparisons: int | None,
+    choice: Choice | None = None,
 ) -> list[PilotComparison]:
     """Print how many seeds would find a gap, in points, with a chance of ``power``.
 
@@ -127,7 +153,7 @@ def print_power(
         raise ValueError(f"`power` is a chance in (0, 1), such as 0.8; got {power:g}.")
     if comparisons is not None and comparisons < 1:
         raise ValueError(f"`comparisons` is a number of methods, 1 or more; got {comparisons}.")
-    plans = pilot_comparisons(group_runs(read_runs(paths)))
+    plans = pilot_comparisons(group_runs(read_all(paths, choice or Choice())))
     count = comparisons or max(1, len({one.names for one in plans}))
     level = 1 - 0.05 / count
     several = "s" * (count != 1)

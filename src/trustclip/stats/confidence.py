@@ -11,7 +11,9 @@ from trustclip.stats.scores import (
     Correct,
     Floats,
     Ints,
+    Strata,
     Tally,
+    by_family,
     macro_average,
     macro_weights,
     problem_scores,
@@ -58,7 +60,7 @@ class Variance:
 
 
 def mean_interval(
-    correct: Correct | Tally, strata: Sequence[str] | None = None, level: float = 0.95
+    correct: Correct | Tally, strata: Strata | None = None, level: float = 0.95
 ) -> Interval:
     r"""Interval of Mean@K, with the design effect of problems and seeds.
 
@@ -81,7 +83,8 @@ def mean_interval(
     Args:
       correct: 0/1 by [problems, samples] or [seeds, problems, samples], or a `Tally`. One seed:
         the interval leaves out how much training runs differ.
-      strata: benchmark of each problem, for a macro-average.
+      strata: benchmark of each problem, for a macro-average; or (benchmark, family) where problems
+        come in families, which are then the independent units.
       level: confidence, in (0, 1).
 
     Returns:
@@ -106,7 +109,7 @@ def mean_interval(
 
 
 def pass_interval(
-    correct: Correct | Tally, k: int, strata: Sequence[str] | None = None, level: float = 0.95
+    correct: Correct | Tally, k: int, strata: Strata | None = None, level: float = 0.95
 ) -> Interval:
     """Interval of the unbiased Pass@k, built like that of `mean_interval`, from the same data.
 
@@ -152,8 +155,9 @@ def _exact_bounds(right: float, wrong: float, level: float) -> tuple[float, floa
     return low, float(betaincinv(right + 1, wrong, 1 - tail)) if wrong else 1.0
 
 
-def _score_interval(scores: Floats, strata: Sequence[str] | None, level: float) -> Interval:
-    groups = strata_groups(strata, scores.shape[1])
+def _score_interval(scores: Floats, strata: Strata | None, level: float) -> Interval:
+    scores, tasks = by_family(scores, strata)
+    groups = strata_groups(tasks, scores.shape[1])
     per_problem = scores.mean(axis=0)
     value = float(macro_average(scores, groups))
     variance = mean_variance(per_problem, [scores], groups)

@@ -1,7 +1,7 @@
 """Differences of two models, and the p-value of each: paired by problem, or of whole runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log, nan, sqrt
 from typing import Any
 
@@ -21,7 +21,9 @@ from trustclip.stats.scores import (
     Correct,
     Floats,
     Ints,
+    Strata,
     Tally,
+    by_family,
     macro_average,
     macro_weights,
     problem_scores,
@@ -33,6 +35,10 @@ RESAMPLES = 10_000
 # Of the seeds in the degrees of freedom of a difference. With one model noisy and the other steady,
 # 2 or 3 seeds each, the test's size is 7 to 11 % at 3 (`SEED_CAUTION`) and 3 to 6 % at 20.
 DIFFERENCE_CAUTION = 20.0
+# Two runs that collapse look like a difference: with half of the runs collapsing, Student's test of
+# two pairs calls 9 % of equal methods different. Exchanging whole runs between the methods is an
+# exact test, and these are its smallest p-values: of two pairs, and of two runs against two.
+OF_TWO_PAIRS, OF_TWO_AND_TWO = 1 / 2, 1 / 3
 # Sampled sign flips beyond the observed difference; with fewer, the tail is sampled instead.
 ENOUGH_HITS = 30
 
@@ -53,7 +59,7 @@ class Difference:
 def paired_difference(
     a: Correct | Tally,
     b: Correct | Tally,
-    strata: Sequence[str] | None = None,
+    strata: Strata | None = None,
     *,
     k: int | None = None,
     level: float = 0.95,
@@ -73,7 +79,10 @@ def paired_difference(
     interval and p are Student's with the crossed variance of problems and seeds
     (`mean_variance`); p is no less than the sign-flip p. Runs that share a seed share what the
     seed decides (data order, the model they start from), so with `same_seeds` the seeds' part is
-    that of the differences seed by seed; else it is the sum of both models' (Welch).
+    that of the differences seed by seed; else it is the sum of both models' (Welch). Where numbers
+    of seeds differ, the degrees of freedom are those of the smaller one: a few runs that happen to
+    agree must not borrow the certainty of many others. Two seeds of a model give no bounds, and p
+    is no less than that of exchanging two runs.
 
     The interval stays open when a and b hardly differ: its half width $h$ is replaced by
     $\sqrt{(u h^2 + g^2)/(u + 1)}$ if that is larger, with $u$ the number of problems whose
@@ -83,7 +92,8 @@ def paired_difference(
     Args:
       a: 0/1 by [problems, samples] or [seeds, problems, samples], or a `Tally`.
       b: the same problems in the same order; the numbers of samples and seeds may differ.
-      strata: benchmark of each problem, for a macro-average.
+      strata: benchmark of each problem, for a macro-average; or (benchmark, family) where problems
+        come in families, which are then the independent units.
       k: compare Pass@k instead of Mean@K.
       level: confidence, in (0, 1).
       same_seeds: whether seed s of a and seed s of b are the same seed of one design.
@@ -108,7 +118,8 @@ def paired_difference(
       (2015). Owen, "The Pigeonhole Bootstrap", Annals of Applied Statistics 1 (2007).
     """
     scores_a, scores_b = paired_scores(a, b, k)
-    groups = strata_groups(strata, scores_a.shape[1])
+    (scores_a, tasks), (scores_b, _) = by_family(scores_a, strata), by_family(scores_b, strata)
+    groups = strata_groups(tasks, scores_a.shape[1])
     d = np.round(scores_a.mean(axis=0) - scores_b.mean(axis=0), 12)
     value = float(macro_average(d[None], groups))
     variance = difference_variance(scores_a, scores_b, groups, same_seeds)
@@ -116,6 +127,9 @@ def paired_difference(
     p = _sign_flip_p(d, groups, resamples, rng)
     quantile = t_quantile(level, variance.freedom)
     if np.isnan(quantile):
+        return Difference(value, nan, nan, p)
+    if min(len(scores_a), len(scores_b)) == 2:
+        p = max(p, _student_p(value, variance), _of_two(same_seeds))
         return Difference(value, nan, nan, p)
     if scores_a.shape[0] > 1:
         half = quantile * sqrt(variance.total)
@@ -140,7 +154,13 @@ def difference_variance(
             f"the same seeds in both models? a has {scores_a.shape[0]}, b has {scores_b.shape[0]}"
         )
     d = np.round(scores_a.mean(axis=0) - scores_b.mean(axis=0), 12)
-    return mean_variance(d, arms, groups, DIFFERENCE_CAUTION)
+    variance = mean_variance(d, arms, groups, DIFFERENCE_CAUTION)
+    few, many = sorted(map(len, (scores_a, scores_b)))
+    return replace(variance, freedom=min(variance.freedom, few - 1)) if few < many else variance
+
+
+def _of_two(same_seeds: bool) -> float:
+    return OF_TWO_PAIRS if same_seeds else OF_TWO_AND_TWO
 
 
 def paired_scores(
@@ -244,6 +264,42 @@ def paired_runs(differences: RunSummary, level: float = 0.95) -> Difference:
     interval = differences.interval(level)
     p = 2 * chance_below(-abs(differences.mean), differences)
     return Difference(interval.value, interval.low, interval.high, p)
+
+
+def runs_difference(
+    a: Sequence[float], b: Sequence[float], *, same_seeds: bool = False, level: float = 0.95
+) -> Difference:
+    """Difference a - b of one number of each run, by the rules of `paired_difference`.
+
+    Student's of pairs, or Welch's. Two runs give no bounds, and one run of each gives no p either.
+
+    Example:
+      >>> result = runs_difference([0.52, 0.55, 0.51], [0.40, 0.47, 0.41], same_seeds=True)
+      >>> print(f"{result.value:.2f} [{result.low:.2f}, {result.high:.2f}] p={result.p:.3f}")
+      0.10 [0.05, 0.15] p=0.013
+    """
+    value, few = float(np.mean(a) - np.mean(b)), min(len(a), len(b))
+    if few == 1:
+        return Difference(value, nan, nan, nan)
+    variance = runs_variance(a, b, same_seeds)
+    p = _student_p(value, variance)
+    if few == 2:
+        return Difference(value, nan, nan, max(p, _of_two(same_seeds)))
+    half = t_quantile(level, variance.freedom) * sqrt(variance.total)
+    return Difference(value, value - half, value + half, p)
+
+
+def runs_variance(a: Sequence[float], b: Sequence[float], same_seeds: bool) -> Variance:
+    """Variance of the difference of the means of two or more runs of each, and its freedom."""
+    if same_seeds:
+        paired = RunSummary.of(np.subtract(a, b))
+        return Variance(paired.std**2 / paired.runs, paired.runs - 1)
+    parts = [(RunSummary.of(x).std ** 2 / len(x), len(x) - 1) for x in (a, b)]
+    total = sum(v for v, _ in parts)
+    squares = sum(v**2 / freedom for v, freedom in parts)
+    freedom = total**2 / squares if squares else float(len(a) + len(b) - 2)
+    few = min(len(a), len(b)) - 1
+    return Variance(total, min(freedom, few) if len(a) != len(b) else freedom)
 
 
 def chance_below(distance: float, differences: RunSummary) -> float:

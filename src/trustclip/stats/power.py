@@ -7,12 +7,20 @@ from typing import Literal
 
 from scipy.special import chdtri, nctdtrinc
 
-from trustclip.stats.confidence import t_quantile
-from trustclip.stats.differences import Difference, difference_variance, paired_scores
+from trustclip.stats.confidence import Variance, t_quantile
+from trustclip.stats.differences import (
+    Difference,
+    difference_variance,
+    paired_scores,
+    runs_variance,
+)
 from trustclip.stats.scores import (
     Correct,
     Ints,
+    Strata,
     Tally,
+    benchmarks,
+    by_family,
     macro_weights,
     strata_groups,
     tally,
@@ -55,7 +63,7 @@ class Required:
 def required(
     a: Correct | Tally,
     b: Correct | Tally,
-    strata: Sequence[str] | None = None,
+    strata: Strata | None = None,
     *,
     k: int | None = None,
     level: float = 0.95,
@@ -87,28 +95,44 @@ def required(
     """
     scores_a, scores_b = paired_scores(a, b, k)
     tallies = [tally(a), tally(b)]
-    groups = strata_groups(strata, scores_a.shape[1])
+    of_problems = strata_groups(benchmarks(strata), scores_a.shape[1])
     have = Budget(
         min(int(t.total.min()) for t in tallies),
         scores_a.shape[1],
         min(scores_a.shape[0], scores_b.shape[0]),
     )
+    (scores_a, tasks), (scores_b, _) = by_family(scores_a, strata), by_family(scores_b, strata)
+    groups = strata_groups(tasks, scores_a.shape[1])
     v = difference_variance(scores_a, scores_b, groups, same_seeds)
-    if isnan(v.total):
-        return Required(have)
+    if isnan(v.total) or have.seeds == 2:
+        return Required(have, limit="seeds" if have.seeds == 2 else "problems")
     of_seeds = max(v.seeds - v.cross, 0.0)
     of_rest = v.total - of_seeds
     parts: dict[Limit, float] = {"seeds": of_seeds, "problems": of_rest}
-    sampling = nan if k else _sampling_variance(tallies, groups)
+    sampling = nan if k else _sampling_variance(tallies, of_problems)
     if not isnan(sampling):
         parts |= {"problems": max(of_rest - sampling, 0.0), "samples": sampling}
     few = 1 < have.seeds < FEW_SEEDS
     limit: Limit = "seeds" if few else max(parts, key=lambda part: parts[part])
+    return Required(have, _detectable(v, level), limit)
+
+
+def required_of_runs(
+    a: Sequence[float], b: Sequence[float], *, level: float = 0.95, same_seeds: bool = False
+) -> Required:
+    """As `required`, of one number of each run; nan for fewer than three runs of either."""
+    have = Budget(1, 1, min(len(a), len(b)))
+    if have.seeds < 3:
+        return Required(have, limit="seeds")
+    return Required(have, _detectable(runs_variance(a, b, same_seeds), level), "seeds")
+
+
+def _detectable(v: Variance, level: float) -> float:
+    """The gap that is found with probability `POWER`, at this estimate of the variance."""
     # Half of all variance estimates are below this multiple of the true one: few seeds show less
     # spread than there is.
     usual = float(chdtri(v.freedom, 0.5)) / v.freedom
-    detectable = _noncentrality(level, v.freedom) * sqrt(v.total / usual)
-    return Required(have, detectable, limit)
+    return _noncentrality(level, v.freedom) * sqrt(v.total / usual)
 
 
 def _noncentrality(level: float, freedom: float) -> float:
@@ -141,7 +165,8 @@ def verdict(
     An unresolved one names the part of the budget that limits it and the smallest gap that the
     budget finds with probability `POWER`. It gives no number of samples, problems or seeds: such
     a number would be computed from the observed gap, which is mostly noise where it is unresolved.
-    One of a single seed each is about two runs, so none of them is called better.
+    One of a single seed each is about two runs, so none of them is called better, and two seeds of
+    each tell nothing apart: two runs that fail look like a difference.
 
     Args:
       difference: from `paired_difference`; its p may have been corrected for a family.
@@ -156,20 +181,24 @@ def verdict(
       >>> budget = Required(Budget(8, 143, 1), 0.031, "samples")
       >>> verdict(Difference(0.012, -0.01, 0.03, 0.29), budget).partition(", which detect")[0]
       'inconclusive with 8 samples per problem'
-      >>> verdict(Difference(0.052, 0.02, 0.08, 0.001), budget)
-      'A scored 5.2 points higher than B (p = 0.001), with one run each'
+      >>> verdict(Difference(0.052, 0.02, 0.08, nan), budget)
+      'A scored 5.2 points higher than B [+2.0, +8.0] in one run each, which compares no methods'
+      >>> verdict(Difference(0.052, 0.02, 0.08, 0.001), Required(Budget(8, 143, 5), 0.04, "seeds"))
+      'A is better than B by 5.2 points [+2.0, +8.0] (p = 0.001)'
     """
     have = budget.have
     samples, problems = _many(have.samples, "sample"), _many(have.problems, "problem")
-    if difference.p <= 1 - level + 1e-12:
-        better, worse = names if difference.value > 0 else names[::-1]
-        points = f"{abs(difference.value) * 100:.1f} points"
-        if have.seeds == 1:
-            chance = f"(p = {difference.p:.2g}), with one run each"
-            return f"{better} scored {points} higher than {worse} {chance}"
-        return f"{better} is better than {worse} by {points} (p = {difference.p:.2g})"
+    better, worse = names if difference.value > 0 else names[::-1]
+    points, bounds = f"{abs(difference.value) * 100:.1f} points", _bounds(difference)
     if abs(difference.value) < 1e-12:
         return f"no difference observed with {samples} on {problems}"
+    if have.seeds == 1 and not difference.p > 1 - level + 1e-12:
+        which = "in one run each, which compares no methods"
+        return f"{better} scored {points} higher than {worse}{bounds} {which}"
+    if difference.p <= 1 - level + 1e-12:
+        return f"{better} is better than {worse} by {points}{bounds} (p = {difference.p:.2g})"
+    if have.seeds == 2:
+        return "inconclusive with 2 seeds per method: two runs that fail look like a difference"
     limit = {
         "samples": f"{samples} per problem",
         "problems": problems,
@@ -182,6 +211,15 @@ def verdict(
     points = 100 * budget.detectable
     about = f"{points:.0f} points" if points >= 1.5 else "1 point"
     return f"inconclusive with {limit}, which detect gaps of about {about} or more"
+
+
+def _bounds(difference: Difference) -> str:
+    """The interval of a difference that is named by its absolute value, in points."""
+    if isnan(difference.low):
+        return ""
+    ends = (difference.low, difference.high)
+    low, high = ends if difference.value > 0 else (-ends[1], -ends[0])
+    return f" [{100 * low:+.1f}, {100 * high:+.1f}]"
 
 
 def _many(count: float, noun: str) -> str:

@@ -10,7 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Correct = ArrayLike | Sequence[Any]
-"""0/1 by [problems, samples] or [seeds, problems, samples]; rows may differ in length."""
+"""0/1, or shares, by [problems, samples] or [seeds, problems, samples]; rows may be unequal."""
+Strata = Sequence[str] | Sequence[tuple[str, str]]
+"""Benchmark of each problem, or (benchmark, family) where problems come in families."""
 
 
 @dataclass(frozen=True)
@@ -18,14 +20,15 @@ class Tally:
     """How many of the sampled answers to each problem are right.
 
     Args:
-      right: right answers, int [seeds, problems], 0 <= right <= total.
+      right: right answers, int [seeds, problems], 0 <= right <= total; where answers are right in
+        part, the sum of their scores, float.
       total: sampled answers, int [seeds, problems], >= 1.
 
     Raises:
       ValueError: if the shapes differ or a count is out of range.
     """
 
-    right: Ints
+    right: Ints | Floats
     total: Ints
 
     def __post_init__(self) -> None:
@@ -45,7 +48,7 @@ def tally(correct: Correct | Tally) -> Tally:
     it is.
 
     Raises:
-      ValueError: if a value is not 0 or 1, a problem has no sample, or seeds differ in problems.
+      ValueError: if a value is not in [0, 1], a problem has no sample, or seeds differ in problems.
 
     Example:
       >>> tally([[1, 0, 1], [0, 0]]).right
@@ -54,7 +57,9 @@ def tally(correct: Correct | Tally) -> Tally:
     if isinstance(correct, Tally):
         return correct
     padded = samples(correct)
-    return Tally(np.nansum(padded, axis=-1).astype(int), (~np.isnan(padded)).sum(axis=-1))
+    right = np.nansum(padded, axis=-1)
+    whole = (np.isnan(padded) | (padded == np.floor(padded))).all()
+    return Tally(right.astype(int) if whole else right, (~np.isnan(padded)).sum(axis=-1))
 
 
 def samples(correct: Correct) -> Floats:
@@ -68,7 +73,7 @@ def samples(correct: Correct) -> Floats:
             "correct must be a non-empty [problems, samples] or [seeds, problems, samples]; "
             f"got shape {array.shape}"
         )
-    _require_binary(array, "correct")
+    _require_shares(array, "correct")
     return array if array.ndim == 3 else array[None]
 
 
@@ -81,12 +86,14 @@ def _pad(correct: Any) -> Floats:
     try:
         rows = [[np.asarray(row, dtype=float) for row in problems] for problems in seeds]
     except (ValueError, TypeError) as error:
-        raise ValueError(f"correct must hold only 0 and 1 (or bool): {error}") from error
+        raise ValueError(
+            f"correct must hold only numbers from 0 to 1 (or bool): {error}"
+        ) from error
     for problems in rows:
         for index, row in enumerate(problems):
             if row.ndim != 1 or not row.size:
                 raise ValueError(f"problem {index} needs at least one sample in a flat list")
-            _require_binary(row, f"problem {index}")
+            _require_shares(row, f"problem {index}")
     longest = max(row.size for problems in rows for row in problems)
     padded = np.full((len(rows), len(rows[0]), longest), np.nan)
     for s, problems in enumerate(rows):
@@ -95,10 +102,10 @@ def _pad(correct: Any) -> Floats:
     return padded
 
 
-def _require_binary(array: Floats, name: str) -> None:
-    odd = array[(array != 0) & (array != 1)]
+def _require_shares(array: Floats, name: str) -> None:
+    odd = array[~((array >= 0) & (array <= 1))]
     if odd.size:
-        raise ValueError(f"{name} must hold only 0 and 1 (or bool); got {odd[0]:g}")
+        raise ValueError(f"{name} must hold only numbers from 0 to 1 (or bool); got {odd[0]:g}")
 
 
 def problem_scores(counts: Tally, k: int | None = None) -> Floats:
@@ -137,6 +144,42 @@ def strata_groups(strata: Sequence[str] | None, problems: int) -> list[Ints]:
     return [np.array(indices) for indices in members.values()]
 
 
+def by_family(scores: Floats, strata: Strata | None) -> tuple[Floats, Sequence[str] | None]:
+    r"""Scores of independent units: of the problems, or of their families where these are named.
+
+    Problems of one template are alike, so a template counts as one observation. With $n$ problems
+    of a benchmark in $G$ families, family $g$ of $n_g$ problems with the mean $s_g$ gets
+    $m + (s_g - m)\, n_g G / n$, with $m$ the mean over problems. The mean of these is $m$, and
+    their variance over $G$ is the linearised one of a mean over clusters of unequal sizes.
+
+    Args:
+      scores: of problems, float [seeds, problems].
+      strata: of each problem.
+
+    Returns:
+      Scores [seeds, families], and the benchmark of each family.
+
+    Example:
+      >>> import numpy as np
+      >>> by_family(np.array([[1.0, 1.0, 0.0]]), [("t", "a"), ("t", "a"), ("t", "b")])[0].round(3)
+      array([[1.111, 0.222]])
+    """
+    if strata is None or all(isinstance(one, str) for one in strata):
+        return scores, strata  # type: ignore[return-value]
+    families: dict[str, dict[str, list[int]]] = {}
+    for place, (task, family) in enumerate(strata):  # type: ignore[misc]
+        families.setdefault(task, {}).setdefault(family, []).append(place)
+    columns, tasks = [], []
+    for task, members in families.items():
+        every = [place for places in members.values() for place in places]
+        mean, scale = scores[:, every].mean(), len(members) / len(every)
+        for places in members.values():
+            own = scores[:, places].mean(axis=1)
+            columns.append(mean + (own - mean) * len(places) * scale)
+            tasks.append(task)
+    return np.stack(columns, axis=1), tasks
+
+
 def macro_weights(groups: Sequence[Ints]) -> Floats:
     """Weight of each problem in the macro-average: 1 / (strata * problems in its stratum)."""
     weights = np.empty(sum(group.size for group in groups))
@@ -150,11 +193,16 @@ def macro_average(scores: Floats, groups: Sequence[Ints]) -> Floats:
     return np.mean([scores[:, group].mean(axis=(0, 1)) for group in groups], axis=0)
 
 
-def _average(scores: Floats, strata: Sequence[str] | None) -> Floats:
-    return macro_average(scores, strata_groups(strata, scores.shape[1]))
+def _average(scores: Floats, strata: Strata | None) -> Floats:
+    return macro_average(scores, strata_groups(benchmarks(strata), scores.shape[1]))
 
 
-def pass_curve(correct: Correct | Tally, strata: Sequence[str] | None = None) -> Floats:
+def benchmarks(strata: Strata | None) -> list[str] | None:
+    """The benchmark of each problem, without its family."""
+    return strata and [one if isinstance(one, str) else one[0] for one in strata]  # type: ignore[return-value]
+
+
+def pass_curve(correct: Correct | Tally, strata: Strata | None = None) -> Floats:
     """Unbiased Pass@k for every k up to the smallest number of samples of a problem.
 
     Float array [k]; entry 0 is Pass@1. It never falls.
@@ -167,7 +215,7 @@ def pass_curve(correct: Correct | Tally, strata: Sequence[str] | None = None) ->
     return _average(_pass_scores(counts, int(counts.total.min())), strata)
 
 
-def mean_curve(correct: Correct, strata: Sequence[str] | None = None) -> Floats:
+def mean_curve(correct: Correct, strata: Strata | None = None) -> Floats:
     """Mean@K of the first K samples, for every K up to the smallest number of samples.
 
     Samples stand in the order drawn. Float array [K]; its last entry uses the most samples and is

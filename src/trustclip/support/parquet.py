@@ -4,7 +4,7 @@ What a file holds follows from its own description before anything is unpacked, 
 before they are written out.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,15 +32,6 @@ def columns(path: Path) -> list[str]:
     """Names of the columns of a file."""
     with _opened(path) as file:
         return file.schema_arrow.names
-
-
-def metadata(path: Path) -> Mapping[bytes, bytes]:
-    """What the writer of a file has added to its schema; empty where it is no Parquet."""
-    try:
-        with _opened(path) as file:
-            return file.schema_arrow.metadata or {}
-    except ValueError:
-        return {}
 
 
 def rows(

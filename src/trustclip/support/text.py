@@ -72,10 +72,11 @@ def title_of(metric: str) -> str:
     """Heading of a metric.
 
     Example:
-      >>> title_of("mean@8")
-      'Mean@8'
+      >>> title_of("mean@8"), title_of("acc (area)@0")
+      ('Mean@8', 'acc (area)')
     """
-    return metric[:1].upper() + metric[1:]
+    name = metric.removesuffix("@0")  # of a number of a whole run
+    return name if name != metric else metric[:1].upper() + metric[1:]
 
 
 def duration(seconds: float | None) -> str:

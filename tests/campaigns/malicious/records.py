@@ -173,62 +173,22 @@ def links(suite: Path) -> Iterator[Made]:
 
 
 def _tables(suite: Path, many: int, seed: int) -> Iterator[Made]:
-    """Tables of runs: columns of other types, records of other forms, bombs."""
-    from trustclip.logs.reader import read_run
-    from trustclip.logs.table import write_table
-
-    whole = suite.parent / "runs.parquet"
-    beside = {"label": "atr", "end": 0.5, "best": 0.5, "area": 0.5, "collapsed": False}
-    write_table(whole, [read_run(suite / "atr-0")], [beside])
-    table = pq.read_table(whole)
-    rows = table.to_pylist()
+    """Tables of scores: columns of other types, too many rows, and numbers that are none."""
+    scores = {"arm": ["a", "b"], "problem": ["1", "1"], "sample": [0, 0], "score": [1.0, 0.0]}
+    table = pa.table(scores)
 
     def of(content: pa.Table) -> Callable[[Path], list[list[str]]]:
         def make(folder: Path) -> list[list[str]]:
-            path = folder / "runs.parquet"
-            pq.write_table(content.replace_schema_metadata(table.schema.metadata), path)
+            path = folder / "scores.parquet"
+            pq.write_table(content, path)
             return [["report", str(path), "-o", str(folder / "out")], ["compare", str(path)]]
 
         return make
 
     for at, name in enumerate(table.column_names):
-        yield f"table without {name}", of(table.drop_columns([name]))
-        for new in ([5], ["x"], [[1.5]], [None], [{"a": 1}], [[{"a": None}]]):
-            changed = table.set_column(at, name, pa.array(new))
-            yield f"table whose {name} is {new}", of(changed)
-    for name in ("record", "method", "swept"):
-        content = json.loads(rows[0][name])
-        for what, value in mutants(content, many, seed):
-            changed = table.set_column(
-                table.column_names.index(name), name, pa.array([json.dumps(value)])
-            )
-            yield f"table, {name}: {what}", of(changed)
-    others = json.loads(rows[0]["evaluations"][0]["others"])
-    for what, value in mutants(others, many, seed):
-        new = deepcopy(rows)
-        new[0]["evaluations"][0]["others"] = json.dumps(value)
-        yield f"table, others: {what}", of(pa.Table.from_pylist(new, schema=table.schema))
-    yield "table of forty million answers", of(_many_answers(table, 40_000_000))
-    yield "table of a thousand runs", of(pa.concat_tables([table] * 1000))
-
-
-def _many_answers(table: pa.Table, count: int) -> pa.Table:
-    """A table whose one run has one evaluation, of one problem with so many answers."""
-
-    def one(values: pa.Array) -> pa.Array:
-        return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
-
-    right = one(pa.array(np.ones(count, bool)))
-    answer = pa.StructArray.from_arrays(
-        [pa.array(["t"]), pa.array(["1"]), right], ["task", "id", "right"]
-    )
-    others = json.dumps({"tasks": {"t": {}}, "average": {}})
-    evaluation = pa.StructArray.from_arrays(
-        [pa.array([8], pa.int32()), one(answer), pa.array([""]), pa.array([others])],
-        ["update", "answers", "texts", "others"],
-    )
-    at = table.column_names.index("evaluations")
-    return table.set_column(at, "evaluations", one(evaluation))
+        yield f"scores without {name}", of(table.drop_columns([name]))
+        for new in ([5, 7], ["x", "y"], [[1.5], []], [None, None], [{"a": 1}, None], [1e300, -1.0]):
+            yield f"scores whose {name} is {new}", of(table.set_column(at, name, pa.array(new)))
 
 
 def _tokens(suite: Path, many: int, seed: int) -> Iterator[Made]:

@@ -13,7 +13,6 @@ from synthetic_runs import Spec, make_run
 from trustclip.logs.identity import essential
 from trustclip.logs.reader import read_run, read_runs
 from trustclip.logs.samples import Samples, shards
-from trustclip.logs.table import write_table
 from trustclip.logs.writing.environment import environment
 from trustclip.report.build import build
 from trustclip.report.console import explain
@@ -111,15 +110,12 @@ def test_a_setting_that_a_run_has_otherwise_is_told_with_both_values(tmp_path):
         RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, server="fixed"))
 
 
-def test_what_a_run_says_of_its_settings_is_in_its_table_too(tmp_path):
+def test_what_a_run_says_of_its_settings_decides_what_is_essential(tmp_path):
     run = RunDirectory(tmp_path / "run", "rl", settings(tmp_path)).path
     (run / "marks.json").write_text(
         '{"neutral": {"seed": "a test"}, "since": {"beta": 0.0}, "extends": ""}'
     )
     whole = read_run(run)
-    write_table(tmp_path / "runs.parquet", [whole], [{}])
-    (tabled,) = read_runs([tmp_path / "runs.parquet"])
-    assert whole.essential == tabled.essential
     assert whole.config.keys() - whole.essential.keys() == {"seed", "beta"}
     (run / "marks.json").write_text('{"neutral": []}')
     with pytest.raises(ValueError, match=r"marks\.json: neutral: "):
@@ -275,8 +271,7 @@ def test_pages_and_cards_hide_the_secrets_of_older_runs(tmp_path):
     (run / "environment.json").write_text(json.dumps({"argv": argv}))
     out = tmp_path / "report"
     build([run], out)
-    texts = [path.read_text() for path in out.glob("*.*") if path.suffix != ".parquet"]
-    written = "".join([*texts, str(read_runs([out / "runs.parquet"])), about(run)])
+    written = "".join([*(path.read_text() for path in out.glob("*.*")), about(run)])
     assert SECRET not in written and written.count("[redacted]") >= 4
 
 

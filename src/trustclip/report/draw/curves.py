@@ -43,11 +43,11 @@ Points = Mapping[int, float]
 
 
 def points_of(run: Run, key: str, factor: float = 1.0) -> dict[int, float]:
-    """Values of a metric by update, as far as it was logged; a table of runs holds no updates.
+    """Values of a metric by update, as far as it was logged.
 
     The entropy is that over all completions, where it was logged.
     """
-    rows = () if run.tabled else run.training
+    rows = run.training
     if key == "entropy" and any(SAMPLING_ENTROPY in row for row in rows):
         key = SAMPLING_ENTROPY
     return {row["step"]: factor * row[key] for row in rows if isinstance(row.get(key), int | float)}

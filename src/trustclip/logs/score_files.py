@@ -1,0 +1,397 @@
+"""Files of scores that other programs write, each as rows of the table of `scores`.
+
+A program is one entry of `FORMS`: what its rows have, and in which columns it says what.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trustclip.logs.reader import read_runs
+from trustclip.logs.run import Run
+from trustclip.logs.score_curves import points
+from trustclip.logs.scores import PARTS, Choice, Score, in_families, number_of, runs_of
+from trustclip.support import parquet
+from trustclip.support.inside import Inside
+from trustclip.support.jsonl import scan
+from trustclip.support.names import some, unknown
+from trustclip.support.reading import LONGEST, lines
+
+Row = Mapping[str, Any]
+
+SUFFIXES = (".jsonl", ".csv", ".parquet", ".eval")
+#: Files of scores in a folder that are read.
+MOST_FILES = 2000
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a program writes its scores.
+
+    Args:
+      needs: columns that its rows have, all of them.
+      columns: of each part: names, of which the first that is there counts.
+      once: whether a problem has one row: a second one is a copy.
+      lost: column that holds an error where there was no answer.
+      score: the score of a row, where no column holds it alone.
+      path: a pattern of its files' names; its group is the task.
+    """
+
+    name: str
+    needs: frozenset[str]
+    columns: Mapping[str, Sequence[str]]
+    once: bool = False
+    lost: str = ""
+    score: Callable[[Row, str], object] | None = None
+    path: str = ""
+
+
+def _of_metrics(row: Row, wanted: str) -> object:
+    """lm-eval's score: the metric that is named, or the first of those listed."""
+    listed = row.get("metrics")
+    name = wanted or (listed[0] if isinstance(listed, list) and listed else "")
+    if name not in row:
+        raise ValueError(unknown("metric", name, listed if isinstance(listed, list) else ()))
+    return row[name]
+
+
+def _of_metric(row: Row, wanted: str) -> object:
+    """lighteval's score: the metric that is named, or the first one."""
+    values = row["metric"]
+    values = dict(values) if isinstance(values, Mapping | list) else {}
+    name = wanted or next(iter(values), "")
+    if name not in values:
+        raise ValueError(unknown("metric", name, values))
+    return values[name]
+
+
+FORMS = (
+    Form("lm-eval", frozenset({"doc_id", "metrics", "filter"}), {"problem": ("doc_id",)},
+         once=True, score=_of_metrics, path=r"samples_(.+)_\d{4}-\d\d-\d\dT.*"),
+    Form("lighteval", frozenset({"doc", "metric", "model_response"}), {"problem": ("doc",)},
+         once=True, score=_of_metric, path=r"details_(.+)_\d{4}-\d\d-\d\dT.*"),
+    Form("verl", frozenset({"input", "output", "gts", "score", "step"}),
+         {"problem": ("input",), "score": ("acc", "score"), "step": ("step",),
+          "task": ("data_source",)}),
+    Form("tinker-cookbook", frozenset({"benchmark", "example_id", "reward", "turns"}),
+         {"task": ("benchmark",), "problem": ("example_id",), "score": ("reward",)}, lost="error"),
+    Form("tinker-cookbook", frozenset({"split", "iteration", "group_idx", "traj_idx"}),
+         {"task": ("split",), "problem": ("group_idx",), "sample": ("traj_idx",),
+          "score": ("total_reward",), "step": ("iteration",)}),
+    Form("prime-rl", frozenset({"example_id", "reward", "completion"}),
+         {"task": ("env_name", "task"), "problem": ("example_id",), "score": ("reward",)},
+         lost="error"),
+    Form("Inspect", frozenset({"sample_id", "epoch", "scores"}),
+         {"task": ("task",), "problem": ("sample_id",), "sample": ("epoch",)}, lost="error",
+         score=lambda row, wanted: _named(row["scores"], wanted)),
+)  # fmt: skip
+#: A table in its own words.
+PLAIN = Form("table", frozenset({"score"}), {part: (part,) for part in PARTS})
+
+
+def _named(values: Mapping[str, object], wanted: str) -> object:
+    name = wanted or next(iter(values), "")
+    if name not in values:
+        raise ValueError(unknown("scorer", name, values))
+    return values[name]
+
+
+@dataclass(frozen=True)
+class Given:
+    """A path as it was given: ``ARM@SEED=PATH``, ``ARM=PATH`` or a path."""
+
+    path: Path
+    arm: str = ""
+    seed: str = ""
+
+
+def given(text: Path) -> Given:
+    """The name of an arm and a seed before a path, where there are any.
+
+    Example:
+      >>> one = given(Path("atr@1=out/results.jsonl"))
+      >>> one.arm, one.seed, str(one.path)
+      ('atr', '1', 'out/results.jsonl')
+    """
+    match = re.fullmatch(r"([^=/]+)=(.+)", str(text))
+    if match is None or text.exists():
+        return Given(text)
+    arm, _, seed = match[1].partition("@")
+    return Given(Path(match[2]), arm, seed)
+
+
+def read_all(paths: Sequence[Path], choice: Choice) -> list[Run]:
+    """Runs of our own, and those that scores of other programs make.
+
+    Raises:
+      ValueError: a path is neither, or a row is not what it should be.
+    """
+    foreign = [one for one in map(given, paths) if _is_foreign(one, choice)]
+    if len(foreign) < len(paths):
+        if foreign:
+            raise ValueError(
+                f"{foreign[0].path} holds scores of another program; compare them with scores "
+                "alone, not with run directories."
+            )
+        return [in_families(run, choice) for run in read_runs(paths)]
+    return runs_of(_rows(foreign, choice), choice)
+
+
+def own_paths(paths: Sequence[Path], choice: Choice) -> bool:
+    """Whether every path is a run directory, a suite or a log."""
+    return not any(_is_foreign(given(path), choice) for path in paths)
+
+
+def _is_foreign(one: Given, choice: Choice) -> bool:
+    if (one.path / "config.yaml").is_file() or (one.path / "suite.yaml").is_file():
+        return False
+    if choice.curve or choice.columns or one.arm:
+        return True
+    return any(True for file in _files(one.path) if _form(file, next(_raw(file), {})))
+
+
+def _rows(paths: Sequence[Given], choice: Choice) -> Iterator[Score]:
+    arms: dict[str, Path] = {}
+    for number, one in enumerate(paths, start=1):
+        if not one.path.exists():
+            raise ValueError(f"there is no file or folder {one.path}.")
+        name = one.arm or _name(one.path)
+        if not one.seed and arms.setdefault(name, one.path) != one.path:
+            if not one.arm:
+                raise ValueError(
+                    f"{arms[name]} and {one.path} have one name, {name!r}; name them: A={one.path}."
+                )
+            one = Given(one.path, one.arm, f"{number} of those given")
+        one = Given(one.path, name, one.seed)
+        if choice.curve:
+            yield from points(one.path, one.arm, one.seed, choice)
+            continue
+        files = [*_files(one.path)]
+        if not files:
+            raise ValueError(f"{one.path} holds no file of scores: {', '.join(SUFFIXES)}.")
+        for file in files:
+            yield from _of_file(file, one, choice)
+
+
+def _name(path: Path) -> str:
+    """Name of an arm: of its folder, or of its file where that is not the program's own."""
+    if path.is_dir():
+        return path.resolve().name
+    generic = re.fullmatch(r"\d+|results|trajectories|samples_.*|details_.*|eval_.*", path.stem)
+    return path.resolve().parent.name if generic else path.stem
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """A file, or the files of scores in a folder."""
+    if path.is_file():
+        if path.suffix in SUFFIXES:
+            yield path
+        return
+    found = [
+        file
+        for suffix in SUFFIXES
+        for depth in ("*", "*/*", "*/*/*", "*/*/*/*")
+        for file in sorted(path.glob(depth + suffix))
+        if Inside(path).holds(file) and file.is_file()
+    ]
+    if len(found) > MOST_FILES:
+        raise ValueError(f"{path} holds {len(found)} files of scores; at most {MOST_FILES}.")
+    yield from found
+
+
+def _of_file(path: Path, one: Given, choice: Choice) -> Iterator[Score]:
+    rows = enumerate(_raw(path), start=1)
+    first = next(rows, None)
+    if first is None:
+        raise ValueError(f"{path} holds no row.")
+    form = _form(path, first[1]) or PLAIN
+    columns = _columns(path, form, first[1], choice)
+    task = re.fullmatch(form.path, path.stem) if form.path else None
+    fixed = Score("", one.arm, one.seed or "0", None, task[1] if task else "scores", None, None,
+                  None)  # fmt: skip
+    filters = set()
+    yield from _of_row(path, first, form, columns, fixed, choice)
+    for number, row in rows:
+        filters.add(row.get("filter"))
+        if form.name == "lm-eval" and len(filters) > 1 and "filter" not in choice.where:
+            raise ValueError(
+                f"{path} has scores of the filters {some(sorted(map(str, filters)))}; choose one, "
+                f"such as --where filter={sorted(map(str, filters))[0]}."
+            )
+        yield from _of_row(path, (number, row), form, columns, fixed, choice)
+
+
+def _columns(path: Path, form: Form, row: Row, choice: Choice) -> dict[str, str]:
+    """The column of each part; refused where one that is named is not there."""
+    found = {}
+    for part, names in form.columns.items():
+        name = next((name for name in names if name in row), None)
+        if name is not None:
+            found[part] = name
+    for part, name in choice.columns.items():
+        if part == "score" and form.score is not None:
+            continue
+        if name not in row:
+            raise ValueError(f"{path}: {unknown('column', name, row)}")
+        found[part] = name
+    for name in choice.where:
+        if name not in row:
+            raise ValueError(f"{path}: {unknown('column', name, row)}")
+    if choice.cluster and not choice.sign:
+        if choice.cluster not in row:
+            raise ValueError(f"{path}: {unknown('column', choice.cluster, row)}")
+        found["family"] = choice.cluster
+    if "score" not in found and form.score is None:
+        raise ValueError(
+            f"{path} has the columns {some(list(row), 12)}, and none is called `score`; say which "
+            "is what, such as --columns arm=model,seed=run,problem=id,score=correct."
+        )
+    return found
+
+
+def _of_row(
+    path: Path,
+    numbered: tuple[int, Row],
+    form: Form,
+    columns: Mapping[str, str],
+    fixed: Score,
+    choice: Choice,
+) -> Iterator[Score]:
+    number, row = numbered
+    where = f"{path}, row {number}"
+    if any(str(row.get(name)) != value for name, value in choice.where.items()):
+        return
+
+    def part(name: str, default: object = None) -> Any:
+        return row.get(columns[name], default) if name in columns else default
+
+    lost = form.lost and row.get(form.lost)
+    if form.score is not None and not lost:
+        try:
+            score = form.score(row, choice.columns.get("score", ""))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{where}: {error}") from None
+    else:
+        score = part("score")
+    problem, sample, step = part("problem"), part("sample"), part("step")
+    if "problem" in columns and problem in (None, ""):
+        raise ValueError(f"{where} names no problem.")
+    if step is not None:
+        try:
+            step = int(float(step))
+        except (ValueError, TypeError, OverflowError):
+            raise ValueError(f"{where}: the step {str(step)[:40]!r} is no whole number.") from None
+    of_curve = problem is None
+    arm = part("arm")
+    common = fixed._replace(
+        where=where,
+        arm=fixed.arm if arm in (None, "") else str(arm),
+        seed=fixed.seed if part("seed") is None else str(part("seed")),
+        step=step,
+        task=str(part("task", fixed.task)),
+        problem=None if of_curve else _identity(problem),
+        sample="only" if form.once else sample if isinstance(sample, int | None) else str(sample),
+        family=None if part("family") is None else str(part("family")),
+    )
+    if lost:
+        yield common
+    elif "of" in columns:
+        yield from _counted(common, score, part("of"))
+    else:
+        value = _plain(score, where) if of_curve else number_of(score, where, choice.right)
+        yield common._replace(score=value)
+
+
+def _identity(problem: object) -> str:
+    """An id: a text or number; of lighteval the task's own id in the problem, or its text."""
+    if isinstance(problem, Mapping):
+        problem = problem.get("id") or problem.get("query") or problem
+    return problem if isinstance(problem, str) else json.dumps(problem, default=str)
+
+
+def _plain(score: object, where: str) -> float | None:
+    """A value of a curve, which may be any finite number; None where it is missing."""
+    try:
+        value = float(str(score)) if score not in (None, "") else float("nan")
+    except ValueError:
+        raise ValueError(f"{where}: the score {str(score)[:40]!r} is no number.") from None
+    return value if abs(value) < 1e12 else None
+
+
+def _counted(row: Score, right: object, of: object) -> Iterator[Score]:
+    """Rows of so many right answers out of so many."""
+    try:
+        hits, count = (int(str(value)) for value in (right, of))
+    except ValueError:
+        hits, count = 1, 0
+    if not 0 <= hits <= count <= 10**6:
+        raise ValueError(f"{row.where}: {right} right of {of} are no two counts.")
+    for number in range(count):
+        yield row._replace(sample=number, score=float(number < hits))
+
+
+def _form(path: Path, row: Row) -> Form | None:
+    """The program that wrote a row; None where it may be any table."""
+    fitting = (form for form in (*FORMS, PLAIN) if form.needs <= row.keys())
+    return next(fitting, None)
+
+
+def _raw(path: Path) -> Iterator[Row]:
+    """Rows of a file of any kind, within the bounds of `trustclip.support.reading`."""
+    if path.suffix == ".csv":
+        yield from _csv(path)
+    elif path.suffix == ".parquet":
+        yield from parquet.rows(path)
+    elif path.suffix == ".eval":
+        yield from _inspect(path)
+    else:
+        for line in scan(path):
+            if line.row is None and not line.torn:
+                raise ValueError(f"{path}, line {line.number}: this is no JSON object.")
+            if line.row is None:
+                raise ValueError(f"{path} is cut: its last line is half written.")
+            yield line.row
+
+
+def _csv(path: Path) -> Iterator[Row]:
+    """Rows of a CSV file by the names in its first line; a short row is one that was cut."""
+    text = (line.decode("utf-8-sig", "replace") for line in lines(path))
+    csv.field_size_limit(LONGEST)
+    reader = csv.reader(text)
+    head = next(reader, [])
+    try:
+        for number, cells in enumerate(reader, start=1):
+            if cells and len(cells) != len(head):
+                raise ValueError(
+                    f"{path}, row {number} has {len(cells)} cells, and its head {len(head)}: it is "
+                    "cut, or has a comma without quotes."
+                )
+            if cells:
+                yield dict(zip(head, cells, strict=True))
+    except csv.Error as error:
+        raise ValueError(f"{path} cannot be read as CSV: {error}.") from error
+
+
+def _inspect(path: Path) -> Iterator[Row]:
+    """Samples of a log of Inspect, by its own package."""
+    try:
+        from inspect_ai.log import read_eval_log  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ValueError(f"{path} is a log of Inspect; install inspect-ai to read it.") from None
+    try:
+        log = read_eval_log(str(path))
+    except Exception as error:
+        raise ValueError(f"{path} cannot be read by inspect_ai: {error}.") from error
+    for sample in log.samples or ():
+        scores = {name: score.value for name, score in (sample.scores or {}).items()}
+        yield {
+            "task": log.eval.task,
+            "sample_id": sample.id,
+            "epoch": sample.epoch,
+            "scores": scores,
+            "error": None if scores else sample.error or "no score",
+        }

@@ -1,0 +1,341 @@
+"""Anybody's scores as runs: one table of (arm, seed, step, task, problem, sample, score).
+
+Its rows come from `trustclip.logs.score_files` and `trustclip.logs.score_curves`. A run is an arm
+and a seed. What is done with runs of our own is then done with these: `compare`, `power`, `report`.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import ndtri
+
+from trustclip.logs.answers import of_answers, usual
+from trustclip.logs.run import Evaluation, Run
+from trustclip.logs.samples import Samples
+from trustclip.stats.curves import area
+from trustclip.support.names import some, unknown
+
+#: What a row may say, and the names of columns that are understood without being told.
+PARTS = ("arm", "seed", "step", "task", "problem", "sample", "score", "of", "family")
+#: How a curve becomes one number of its run.
+RULES = ("end", "area", "best")
+#: Ends the name of a score that is a number of a whole run; see `trustclip.support.text.title_of`.
+OF_RUN = "@0"
+#: Scores in words: of tables, and of Inspect.
+WORDS = {"true": 1.0, "false": 0.0, "c": 1.0, "i": 0.0, "p": 0.5, "n": 0.0}
+#: Most scores of a table that are kept.
+MOST = 20_000_000
+
+
+class Score(NamedTuple):
+    """A row of the table; None where it says nothing.
+
+    A row without a problem is a point of a curve. A score of None is an answer that was lost.
+    """
+
+    where: str
+    arm: str
+    seed: object
+    step: int | None
+    task: str
+    problem: str | None
+    sample: object
+    score: float | None
+    family: str | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How scores of other programs are read.
+
+    Args:
+      columns: names of the columns by what they say, one of `PARTS`.
+      where: values that columns must have; rows with others are left out.
+      cluster: column of the families of problems, or a sign: what an id has before its last such
+        sign is its family.
+      right: score from which on an answer is right; scores are shares of 1 where None.
+      curve: name of the curve that is read from logs.
+      by: rule that makes one number of a curve, one of `RULES`.
+
+    Raises:
+      ValueError: an unknown part or rule.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    where: Mapping[str, str] = field(default_factory=dict)
+    cluster: str = ""
+    right: float | None = None
+    curve: str = ""
+    by: str = "end"
+
+    def __post_init__(self) -> None:
+        for part in self.columns:
+            if part not in PARTS:
+                raise ValueError(unknown("part of a score", part, PARTS))
+        if self.by not in RULES:
+            raise ValueError(unknown("rule for a curve", self.by, RULES))
+
+    @cached_property
+    def sign(self) -> str:
+        """The sign that ends the family in an id; empty where a column names it."""
+        return self.cluster if re.fullmatch(r"[^\w\s]+|_", self.cluster) else ""
+
+
+def pairs_of(text: str, option: str) -> dict[str, str]:
+    """``"arm=model,seed=run"`` as a mapping.
+
+    Example:
+      >>> pairs_of("arm=model,seed=run", "columns")
+      {'arm': 'model', 'seed': 'run'}
+    """
+    pairs = [part.partition("=") for part in text.split(",") if part]
+    for name, sign, value in pairs:
+        if not (name and sign and value):
+            raise ValueError(
+                f"--{option} is NAME=VALUE, separated by commas, such as arm=model,seed=run; got "
+                f"{name + sign + value!r}."
+            )
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def number_of(value: object, where: str, right: float | None) -> float | None:
+    """A score from 0 to 1; None for an answer that was lost (null, NaN or nothing).
+
+    Raises:
+      ValueError: it is no number, or not from 0 to 1 and no limit of right answers is given.
+
+    Example:
+      >>> number_of("true", "row 1", None), number_of(-1, "row 2", 1.0), number_of("", "", None)
+      (1.0, 0.0, None)
+    """
+    word = str(value).strip().lower()
+    if word in ("", "none", "null"):
+        return None
+    try:
+        number = WORDS[word] if word in WORDS else float(word)
+    except ValueError:
+        raise ValueError(f"{where}: the score {str(value)[:40]!r} is no number.") from None
+    if number != number:
+        return None
+    if right is not None:
+        return float(number >= right)
+    if not 0 <= number <= 1:
+        raise ValueError(
+            f"{where}: the score {number:g} is not from 0 to 1; say from which score on an answer "
+            "is right, such as --right 1."
+        )
+    return number
+
+
+def runs_of(rows: Iterable[Score], choice: Choice) -> list[Run]:
+    """The runs of a table: one for each arm and seed, in order of appearance.
+
+    Raises:
+      ValueError: no row, two scores of one answer, or points of curves among answers to problems.
+    """
+    answers: dict[Any, Any] = {}
+    points: dict[tuple[str, Any, str], dict[int, float]] = {}
+    families: dict[str, dict[str, str]] = {}
+    doubled: dict[Any, int] = {}
+    for count, row in enumerate(rows):
+        if count >= MOST:
+            raise ValueError(f"{row.where}: a table may hold {MOST:,} scores.")
+        run = (row.arm, row.seed)
+        if row.problem is None:
+            if row.score is not None:
+                curve = points.setdefault((*run, row.task), {})
+                curve[len(curve) if row.step is None else row.step] = row.score
+            continue
+        steps = answers.setdefault(run, {})
+        problems = steps.setdefault(row.step, {}).setdefault(row.task, {})
+        samples = problems.setdefault(row.problem, {})
+        sample = len(samples) if row.sample is None else row.sample
+        if sample in samples:
+            if samples[sample] != row.score:
+                raise ValueError(
+                    f"{row.where}: sample {sample} of {row.task}: {row.problem[:60]} of {row.arm} "
+                    f"has two scores, {samples[sample]} and {row.score}."
+                )
+            doubled[run] = doubled.get(run, 0) + 1
+            continue
+        samples[sample] = row.score
+        if family := _family(row, choice):
+            families.setdefault(row.task, {})[row.problem] = family
+    if answers and points:
+        raise ValueError("some rows have a problem and others have none; give them one by one.")
+    if points:
+        return _runs_of_curves(points, choice)
+    if not answers:
+        raise ValueError("there is no score in what was given.")
+    return _runs_of_answers(answers, families, doubled)
+
+
+def _family(row: Score, choice: Choice) -> str | None:
+    if choice.sign and row.problem is not None:
+        stem, sign, _ = row.problem.rpartition(choice.sign)
+        return stem if sign else row.problem
+    return row.family
+
+
+def _runs_of_answers(
+    answers: Mapping[Any, Any],
+    families: Mapping[str, Mapping[str, str]],
+    doubled: Mapping[Any, int],
+) -> list[Run]:
+    """Runs whose evaluations have all problems of any run: one without an answer lost them all."""
+    every: dict[str, dict[str, None]] = {}
+    for steps in answers.values():
+        for tasks in steps.values():
+            for task, problems in tasks.items():
+                every.setdefault(task, {}).update(dict.fromkeys(problems))
+    _require_alike(answers, every)
+    asked: dict[str, int] = {}
+    for steps in answers.values():
+        for tasks in steps.values():
+            for task, problems in tasks.items():
+                k = usual([[*samples] for samples in problems.values()])
+                asked[task] = max(k, asked.get(task, 0))
+    runs = []
+    for (arm, seed), steps in answers.items():
+        evaluations = []
+        for step, tasks in sorted(steps.items(), key=lambda item: (item[0] is None, item[0] or 0)):
+            given = {
+                task: {name: _given(tasks.get(task, {}).get(name)) for name in problems}
+                for task, problems in every.items()
+            }
+            scores = of_answers(given, families)
+            evaluations.append(Evaluation(step, scores, given, families=families, asked=asked))
+        remarks = (
+            [f"{many} rows given twice, counted once"]
+            if (many := doubled.get((arm, seed), 0))
+            else []
+        )
+        runs.append(_run(arm, seed, evaluations, remarks))
+    return runs
+
+
+#: Share of problems that a run may lack; beyond it the runs were given other problems.
+MOST_LACKING = 0.5
+
+
+def _require_alike(answers: Mapping[Any, Any], every: Mapping[str, Any]) -> None:
+    many = sum(map(len, every.values()))
+    for (arm, seed), steps in answers.items():
+        for tasks in steps.values():
+            lacking = [
+                f"{task}: {name[:60]}"
+                for task, problems in every.items()
+                for name in problems
+                if name not in tasks.get(task, {})
+            ]
+            if len(lacking) > MOST_LACKING * many:
+                raise ValueError(
+                    f"{arm}, seed {seed}, lacks {len(lacking)} of {many} problems of the table "
+                    f"({some(lacking, 3)}): the runs were evaluated on different problems."
+                )
+
+
+def _given(samples: Mapping[Any, float | None] | None) -> list[Any]:
+    """Scores of a problem in the order of their numbers, without lost ones; 0 and 1 as integers."""
+    return [
+        int(score) if score in (0, 1) else score
+        for score in (samples or {}).values()
+        if score is not None
+    ]
+
+
+def _runs_of_curves(
+    points: Mapping[tuple[str, Any, str], Mapping[int, float]], choice: Choice
+) -> list[Run]:
+    """Runs with one number each, by the rule that was chosen beforehand."""
+    numbers = {run: _number(curve, choice.by) for run, curve in points.items()}
+    outside = any(not 0 <= value <= 1 for value, _ in numbers.values())
+    found: dict[tuple[str, Any], dict[str, tuple[float, str]]] = {}
+    for (arm, seed, name), number in numbers.items():
+        found.setdefault((arm, seed), {})[name] = number
+    runs = []
+    for (arm, seed), curves in found.items():
+        tasks, remarks = {}, []
+        for name, (value, remark) in curves.items():
+            score = f"{name.replace('@', ' at ')} ({choice.by}){OF_RUN}"
+            tasks[name] = {score: {"value": value / 100 if outside else value,
+                                   "low": None, "high": None}}  # fmt: skip
+            remarks += [remark] if remark else []
+        if outside:
+            remarks.append("values are not shares of 1: they stand in their own unit, not percent")
+        first = next(iter(tasks.values()))
+        evaluation = Evaluation(None, {"tasks": tasks, "average": first}, {})
+        runs.append(_run(arm, seed, [evaluation], remarks))
+    return runs
+
+
+def _number(curve: Mapping[int, float], by: str) -> tuple[float, str]:
+    """One number of a curve, and what has to be said of it."""
+    steps = sorted(curve)
+    values = [curve[step] for step in steps]
+    if by == "area":
+        if len(steps) < 2:
+            raise ValueError("an area needs a curve of two points or more; this one has 1.")
+        return area(steps, values), ""
+    if by == "end":
+        return values[-1], ""
+    count = len(values)
+    # Neighbours differ by noise mostly: their differences have twice its variance.
+    noise = float(np.std(np.diff(values)) / np.sqrt(2)) if count > 2 else 0.0
+    bias = noise * float(ndtri((count - 0.375) / (count + 0.25))) if count > 1 else 0.0
+    return max(values), (
+        f"the best of {count} values is a maximum, and lies about {bias:.3g} above what the same "
+        "model would score again"
+    )
+
+
+def _run(arm: str, seed: object, evaluations: Sequence[Evaluation], remarks: Sequence[str]) -> Run:
+    return Run(
+        path=Path("scores") / f"{arm}-{seed}".replace("/", "-"),
+        config={"command": "scores", "model": "scores"},
+        environment={},
+        summary={"finished": True},
+        metrics={},
+        evaluations=evaluations,
+        samples=Samples(),
+        remarks=[*remarks],
+        entry={"label": arm, "seed": seed, "model": "scores"},
+    )
+
+
+def in_families(run: Run, choice: Choice) -> Run:
+    """A run of our own whose problems come in families, by the sign in their ids.
+
+    Raises:
+      ValueError: a column is named, which run directories do not have.
+    """
+    if not choice.cluster:
+        return run
+    if not choice.sign:
+        raise ValueError(
+            f"{run.path} has no column {choice.cluster!r}: of run directories, --cluster is the "
+            "sign that ends the family in an id, such as --cluster=-."
+        )
+    return replace(run, evaluations=[*_in_families(run.evaluations, choice.sign)])
+
+
+def _in_families(evaluations: Iterable[Evaluation], sign: str) -> Iterator[Evaluation]:
+    for one in evaluations:
+        families = {
+            task: {name: name.rpartition(sign)[0] or name for name in problems}
+            for task, problems in one.answers.items()
+        }
+        if families:
+            again = of_answers(one.answers, families)
+            parts = one.scores["tasks"].items()
+            scores = {
+                "tasks": {task: {**part, **again["tasks"][task]} for task, part in parts},
+                "average": {**one.scores["average"], **again["average"]},
+            }
+            one = replace(one, scores=scores, families=families)
+        yield one

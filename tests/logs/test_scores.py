@@ -1,0 +1,231 @@
+"""Scores of other programs: one table, whoever wrote it, and the comparison that it gives."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from rich.console import Console
+from scipy import stats as scipy_stats
+
+from trustclip.findings.comparison import Compared
+from trustclip.logs.scores import Choice, pairs_of
+from trustclip.report.build import build
+from trustclip.report.console import print_comparison
+from trustclip.report.planning import print_power
+
+SMOLLM2 = Path(__file__).parents[2] / "benchmarks/smollm2/answers.parquet"
+COLUMNS = "arm=arm,seed=seed,problem=problem,score=right,of=samples,step=update"
+
+
+def compared(*paths: Path | str, form: str = "text", figure=None, **choice):
+    for name in ("columns", "where"):
+        choice[name] = pairs_of(choice.get(name, ""), name)
+    text = io.StringIO()
+    found = print_comparison(
+        [Path(path) for path in paths], Console(width=160, file=text), form=form, figure=figure,
+        choice=Choice(**choice),
+    )  # fmt: skip
+    return found, text.getvalue()
+
+
+def written(path: Path, rows: list[dict]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".csv":
+        head = ",".join(rows[0])
+        path.write_text("\n".join([head, *(",".join(map(str, r.values())) for r in rows)]) + "\n")
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def table(shares: dict[str, float], seeds: int = 3, problems: int = 40, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    return [
+        {"arm": arm, "seed": s, "problem": f"q{i}", "sample": k, "score": int(rng.random() < p)}
+        for arm, p in shares.items() for s in range(seeds) for i in range(problems)
+        for k in range(4)
+    ]  # fmt: skip
+
+
+def own_folders(folder: Path) -> list[Path]:
+    """The committed answers of SmolLM2 at the higher rate, as run directories of ours."""
+    runs: dict[tuple, list[dict]] = {}
+    for row in pq.read_table(SMOLLM2).to_pylist():
+        if row["rate"] == 0.000277:
+            runs.setdefault((row["arm"], row["seed"]), []).append(row)
+    for (arm, seed), rows in runs.items():
+        run = folder / f"{arm}-{seed}"
+        config = {"command": "rl", "model": "m", "seed": seed, "method": {"name": arm}}
+        written(run / "config.yaml", []).write_text(yaml.safe_dump(config))
+        (run / "summary.json").write_text('{"finished": true}')
+        steps = sorted({row["update"] for row in rows})
+        logged = [{"stage": "rl", "step": steps[-1], "loss": 0.0}]
+        logged += [{"stage": "eval", "step": step, "task": "t", "mean@4": 0.5} for step in steps]
+        written(run / "metrics.jsonl", logged)
+        written(run / "samples.jsonl", [
+            {"stage": "eval", "step": row["update"], "task": "t", "id": row["problem"], "k": k,
+             "correct": int(k < row["right"]), "response": f"{arm} {seed} {k}"}
+            for row in rows for k in range(row["samples"])
+        ])  # fmt: skip
+    return sorted(folder.iterdir())
+
+
+def digits(found: list[Compared]):
+    return [(c.group.label.partition(" ")[0], c.metric, c.seeds, c.difference, c.p_holm,
+             c.detectable) for c in found]  # fmt: skip
+
+
+def test_the_runs_of_smollm2_give_the_same_digits_through_both_doors(tmp_path):
+    ours, _ = compared(*own_folders(tmp_path))
+    theirs, text = compared(SMOLLM2, columns=COLUMNS, where="rate=0.000277")
+    assert digits(ours) == digits(theirs) and len(theirs) == 6
+    assert "clip is better than atr by 16.5 points [+6.8, +26.2] (p = 0.021)" in text
+    said = "Holm's correction for 3 comparisons in Mean@4, and for those in Pass@4 apart"
+    assert said in " ".join(text.split())
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_columns_of_any_name_in_any_file(tmp_path, suffix):
+    rows = table({"a": 0.4, "b": 0.7})
+    plain = written(tmp_path / f"plain{suffix}", rows)
+    names = {"arm": "model", "seed": "run", "problem": "id", "sample": "k", "score": "ok"}
+    other = [{names[key]: value for key, value in row.items()} for row in rows]
+    renamed = written(tmp_path / f"renamed{suffix}", other)
+    columns = ",".join(f"{part}={name}" for part, name in names.items())
+    assert digits(compared(plain)[0]) == digits(compared(renamed, columns=columns)[0])
+    with pytest.raises(ValueError, match="unknown column 'modl'; did you mean 'model'"):
+        compared(renamed, columns="arm=modl")
+    with pytest.raises(ValueError, match="none is called `score`; say which is what"):
+        compared(renamed, columns="arm=model")
+
+
+def test_programs_are_known_by_what_their_rows_hold(tmp_path):
+    """Columns as lm-eval 0.4.13 and verl 0.9.1 write them, one folder for each run."""
+    for arm, right in (("a", 3), ("b", 7)):
+        name = "samples_toy_2026-11-28T02-13-45.5.jsonl"
+        written(tmp_path / "lm" / arm / name, [
+            {"doc_id": i, "filter": "none", "metrics": ["acc", "em"], "acc": float(i < right),
+             "em": 0.0} for i in range(10)
+        ])  # fmt: skip
+        for step in (0, 10):
+            written(tmp_path / "verl" / arm / f"{step}.jsonl", [
+                {"input": f"q{i}", "output": "", "gts": "", "step": step,
+                 "score": 1.0 if i < right and step else -1.0} for i in range(10)
+            ])  # fmt: skip
+    (mean, _), text = compared(tmp_path / "lm/a", tmp_path / "lm/b")
+    assert mean.difference.value == pytest.approx(0.4) and "toy" in text
+    (mean, _), _ = compared(tmp_path / "lm/a", tmp_path / "lm/b", columns="score=em")
+    assert mean.difference.value == 0
+    with pytest.raises(ValueError, match=r"score -1 is not from 0 to 1; say .* --right 1"):
+        compared(tmp_path / "verl/a", tmp_path / "verl/b")
+    (mean, _), text = compared(tmp_path / "verl/a", tmp_path / "verl/b", right=1.0)
+    assert mean.difference.value == pytest.approx(0.4) and "At update 10" in text
+
+
+def test_families_are_the_units_and_are_found(tmp_path):
+    """By the linearised variance of a mean over families, and Student's t."""
+    rng = np.random.default_rng(1)
+    effect = rng.normal(0, 0.25, 20)
+    rows = [
+        {"arm": arm, "seed": 0, "problem": f"t{f}-{i}", "template": f, "sample": k,
+         "score": int(rng.random() < np.clip(0.5 + effect[f] * (arm == "b"), 0, 1))}
+        for arm in "ab" for f in range(20) for i in range(10) for k in range(4)
+    ]  # fmt: skip
+    path = written(tmp_path / "scores.jsonl", rows)
+    (naive, _), text = compared(path)
+    assert "The 200 problems look like 20 families" in text and "--cluster" in text
+    (by_column, _), text = compared(path, cluster="template")
+    (by_sign, _), _ = compared(path, cluster="-")
+    assert by_column.difference == by_sign.difference and "look like" not in text
+    means = np.zeros((2, 20))
+    for row in rows:
+        means[int(row["arm"] == "b"), row["template"]] += row["score"] / 40
+    d = means[1] - means[0]
+    half = scipy_stats.t.ppf(0.975, 19) * d.std(ddof=1) / np.sqrt(20)
+    found = by_column.difference
+    assert found.value == pytest.approx(d.mean())
+    assert (found.high - found.low) / 2 == pytest.approx(half, rel=0.06)
+    assert naive.difference.high - naive.difference.low < 0.7 * (found.high - found.low)
+
+
+def test_lost_answers_are_counted_and_can_undo_a_verdict(tmp_path):
+    """Most of one arm's wrong answers are lost: better only in what is left."""
+    rows = table({"a": 0.5, "b": 0.5}, seeds=3, problems=200)
+    rng = np.random.default_rng(3)
+    for row in rows:
+        if row["arm"] == "b" and not row["score"] and rng.random() < 0.7:
+            row["score"] = None
+    (mean, _), text = compared(written(tmp_path / "scores.jsonl", rows))
+    assert mean.p_holm <= 0.05 and mean.disputed and not mean.resolved
+    assert "no verdict: the difference is" in text and "counted as wrong" in text
+    assert f"{sum(row['score'] is None for row in rows)} of 2400" in text
+
+
+def test_two_runs_and_one_run_are_no_test(tmp_path):
+    for seeds, said in ((1, "compares no methods"), (2, "two runs that fail look like")):
+        rows = table({"a": 0.2, "b": 0.9}, seeds=seeds)
+        (mean, _), text = compared(written(tmp_path / f"{seeds}.csv", rows))
+        assert not mean.resolved and said in text and "is better" not in text
+
+
+def test_a_curve_is_one_number_by_the_rule_that_was_named(tmp_path):
+    rng = np.random.default_rng(2)
+    curves = {(arm, s): 0.3 + 0.05 * (arm == "b") + rng.normal(0, 0.02, 11)
+              for arm in "ab" for s in range(5)}  # fmt: skip
+    rows = [{"arm": arm, "seed": s, "step": 10 * i, "score": value}
+            for (arm, s), values in curves.items() for i, value in enumerate(values)]  # fmt: skip
+    path = written(tmp_path / "curves.csv", rows)
+    areas = {run: np.trapezoid(values) / 10 for run, values in curves.items()}
+    ours, theirs = ([areas[arm, s] for s in range(5)] for arm in "ba")
+    (found,), text = compared(path, by="area")
+    assert found.difference.p == pytest.approx(scipy_stats.ttest_rel(ours, theirs).pvalue)
+    assert found.difference.value == pytest.approx(np.mean(ours) - np.mean(theirs))
+    assert "in scores (area)." in text
+    assert "the best of 11 values is a maximum" in compared(path, by="best")[1]
+    options = {"gap": 3.0, "power": 0.8, "comparisons": None, "choice": Choice()}
+    (plan,) = print_power([path], Console(file=io.StringIO()), **options)
+    ends = [curves["b", s][-1] - curves["a", s][-1] for s in range(5)]
+    assert plan.spread.std == pytest.approx(np.std(ends, ddof=1))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("arm,problem,score\na,1,1\nb,1\n", r"row 2 has 2 cells, and its head 3: it is cut"),
+        ("arm,problem,score\na,1,x\nb,1,1\n", "row 1: the score 'x' is no number"),
+        ("arm,problem,score\na,,1\nb,1,1\n", "row 1 names no problem"),
+        ("arm,problem,score\na,1,inf\nb,1,1\n", "score inf is not from 0 to 1"),
+        ("arm,problem,sample,score\na,1,0,1\na,1,0,0\nb,1,0,1\n", "has two scores, 1.0 and 0.0"),
+        ("arm,problem,score\na,1,1\n", "needs runs of at least two methods"),
+        ("arm,problem,score\na,1,1\nb,2,1\nb,3,1\n", "were evaluated on different problems"),
+    ],
+)
+def test_what_is_broken_is_said_in_one_sentence(tmp_path, text, said):
+    (tmp_path / "scores.csv").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        compared(tmp_path / "scores.csv")
+
+
+def test_a_row_given_twice_counts_once(tmp_path):
+    rows = table({"a": 0.4, "b": 0.6})
+    once = compared(written(tmp_path / "once.csv", rows))[0]
+    found, text = compared(written(tmp_path / "twice.csv", [*rows, *rows[:5]]))
+    assert digits(found) == digits(once) and "5 rows given twice, counted once" in text
+
+
+def test_for_programs_and_papers(tmp_path):
+    path = written(tmp_path / "scores.jsonl", table({"a_1": 0.3, "b": 0.8}))
+    found, text = compared(path, form="json", figure=tmp_path / "gap.svg")
+    one = json.loads(text)["comparisons"][0]
+    assert one["difference"]["value"] == found[0].difference.value and one["resolved"]
+    assert "<svg" in (tmp_path / "gap.svg").read_text()
+    row = compared(path, form="latex")[1].splitlines()[1]
+    assert row.startswith("b & Mean@4 & 3 & +") and row.endswith(r"\\")
+    build([path], tmp_path / "report")
+    page = (tmp_path / "report/index.html").read_text()
+    assert "Mean@4" in page and (tmp_path / "report/figures/scores.svg").exists()
+    assert r"a\_1" in (tmp_path / "report/tables.tex").read_text()

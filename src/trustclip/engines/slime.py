@@ -45,17 +45,7 @@ def custom_loss(method: str = "atr", **method_args: Any) -> Loss:
         args: Any, batch: dict[str, Any], logits: Tensor, sum_of_sample_mean: Callable[..., Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         _refuse(args)
-        theirs = _module()
-        top_p = getattr(theirs, "get_rollout_top_p_logprob_kwargs", lambda *_: {})
-        lengths = {name: batch[name] for name in ("unconcat_tokens", "total_lengths")}
-        _, passed = theirs.get_log_probs_and_entropy(
-            logits,
-            args=args,
-            **lengths,
-            response_lengths=batch["response_lengths"],
-            with_entropy=True,
-            **top_p(args, batch),
-        )
+        theirs, passed = _forward(args, batch, logits)
         logp, entropy = passed["log_probs"], torch.cat(passed["entropy"])
         rollout = batch.get("rollout_log_probs")
         old = rollout if args.use_rollout_logprobs else batch.get("log_probs")
@@ -129,10 +119,19 @@ def custom_tis(method: str = "tis", **method_args: Any) -> Callable[..., Any]:
     return correction
 
 
-def _module() -> Any:
-    """The module of slime's losses, or of miles', which keeps the same names."""
-    package = "slime" if util.find_spec("slime") else "miles"
-    return import_module(f"{package}.backends.megatron_utils.loss")
+def _forward(args: Any, batch: dict[str, Any], logits: Tensor) -> tuple[Any, dict[str, Any]]:
+    """The engine's module of losses, and what it computes from logits: lists of tensors."""
+    names = ("unconcat_tokens", "total_lengths", "response_lengths")
+    given = {name: batch[name] for name in names}
+    if util.find_spec("slime"):
+        theirs = import_module("slime.backends.megatron_utils.loss")
+        if hasattr(theirs, "get_rollout_top_p_logprob_kwargs"):
+            given |= theirs.get_rollout_top_p_logprob_kwargs(args, batch)
+    else:
+        theirs = import_module("miles.backends.training_utils.loss_hub.losses")
+        given["max_seq_lens"] = batch.get("max_seq_lens")
+    passed = theirs.get_log_probs_and_entropy(logits, args=args, with_entropy=True, **given)
+    return theirs, passed[1] if isinstance(passed, tuple) else passed  # slime's, or miles'
 
 
 def _refuse(args: Any) -> None:

@@ -160,6 +160,8 @@ def test_a_correction_weighs_slimes_own_loss() -> None:
     assert masks is batch["loss_masks"] and 0 < metrics["tis_clipfrac"][counts].mean() < 1
     with pytest.raises(ValueError, match="'atr' does not correct for the sampler"):
         slime.custom_tis("atr")
+    with pytest.raises(ValueError, match="slime passes none to a correction; use 'all'"):
+        slime.custom_tis("sampler", only="negative")
 
 
 @pytest.mark.parametrize(

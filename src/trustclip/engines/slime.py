@@ -95,6 +95,10 @@ def custom_tis(method: str = "tis", **method_args: Any) -> Callable[..., Any]:
             f"{method!r} does not correct for the sampler, and slime's --custom-tis-function-path "
             f"takes such a correction: tis, icepop or sampler. Use custom_loss({method!r})."
         )
+    if getattr(chosen, "only", "all") != "all":
+        raise ValueError(
+            "`only` 'negative' reads advantages, and slime passes none to a correction; use 'all'."
+        )
 
     def correction(
         args: Any,

@@ -104,12 +104,14 @@ def rolls(importance_sampling: str) -> Any:
                 x = ((x * mask).sum(1) / mask.sum(1))[:, None].expand_as(x)
             w, A = x.exp(), data.batch["advantages"]
             loss = -torch.min(w * A, w.clamp(0.8, 1.2) * A)
-            counts = [
+            tokens, samples = (
                 data.meta_info[name]["response_mask"] for name in ("batch_num_tokens", SAMPLES)
-            ]
+            )
             mode = self.pipeline_config.loss_agg_mode
-            policy = agg_loss(loss, mask, mode, *counts, self.compute_sample_weights(data, mask))
-            kl = agg_loss((output_tensor + 2) ** 2, mask, mode, *counts)
+            policy = agg_loss(
+                loss, mask, mode, tokens, samples, self.compute_sample_weights(data, mask)
+            )
+            kl = agg_loss((output_tensor + 2) ** 2, mask, mode, tokens, samples)
             return (policy + 0.1 * kl) * self.pipeline_config.rl_loss_coef, {}
 
     return ActorWorker, agg_loss

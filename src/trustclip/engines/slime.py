@@ -171,10 +171,13 @@ def _tokens(
             "slime splits sequences over ranks here, and a method needs whole ones: set "
             "--context-parallel-size 1."
         )
-    columns = [pad_sequence([x.to(logp[0]) for x in xs], True) for xs in (logp, old, advantages)]
-    mask = pad_sequence(list(masks), True) != 0
-    sampler = None if rollout is None else pad_sequence([x.to(logp[0]) for x in rollout], True)
-    return TokenBatch(*columns, mask.to(columns[0].device), logp_rollout=sampler)
+
+    def padded(rows: Sequence[Tensor]) -> Tensor:
+        return pad_sequence([row.to(logp[0]) for row in rows], True)
+
+    sampler = None if rollout is None else padded(rollout)
+    mask = padded(masks) != 0
+    return TokenBatch(padded(logp), padded(old), padded(advantages), mask, logp_rollout=sampler)
 
 
 def _flat(x: Tensor, like: Sequence[Tensor]) -> Tensor:

@@ -122,6 +122,84 @@ def test_a_datum_without_a_mask_leaves_those_of_others_on(name: str, tinker: Any
     assert metrics["trustclip/ratio"] == pytest.approx(weight.item())
 
 
+class ClientOfServer:
+    """``ServiceClient.create_custom_loss`` without a server: the client traces, checks, encodes."""
+
+    def create_custom_loss(self, fn: Any, input_ranks: Any) -> Any:
+        from tinker.lib.public_interfaces import custom_loss
+
+        handle = custom_loss.trace_loss(fn, input_ranks, "session")
+        self.sent = custom_loss.encode_graph(handle)
+        return types.SimpleNamespace(result=lambda: handle)
+
+
+ON_SERVER = [
+    *(tc.method(name) for name in ("atr", "clip", "gspo", "cispo", "soft_gate", "reinforce")),
+    *(tc.method(name, anchor="rollout") for name in ("dppo", "opsm", "trm", "vespo")),
+    *(tc.method("atr", level="turn"), tc.method("bandpo")),
+]
+
+
+@pytest.mark.parametrize("method", ON_SERVER, ids=method_cases.label)
+def test_the_graph_on_tinkers_server_has_the_methods_gradient(
+    method: tc.Method, tinker: Any
+) -> None:
+    """On data of other lengths than the graph was traced with, and on whichever device."""
+    from tinker.lib.public_interfaces import custom_loss
+
+    from trustclip.engines.tinker import server_data, server_loss
+
+    arguments = method.to_dict()
+    client = ClientOfServer()
+    handle = server_loss(client, arguments.pop("name"), **arguments)
+    of_two = engine_cases.batch_for(method)
+    of_one = (of_two.logp, of_two.logp_old, of_two.advantages, of_two.mask)
+    batch = tc.TokenBatch(*of_one, logp_rollout=of_two.logp_old)
+    data = server_data(
+        [
+            datum_of(tinker, logprobs=old, advantages=advantage, mask=mask)
+            for old, advantage, mask in zip(
+                batch.logp_old, batch.advantages, batch.mask, strict=True
+            )
+        ]
+    )
+    custom_loss.check_loss_inputs(handle, data)
+    leaf = leaf_of(batch)
+    loss, metrics = custom_loss.run_loss_handle(handle, data, list(leaf))
+    loss.backward()
+    close(leaf.grad, -tc.coefficient(method, batch))
+    logged = means(batch, method.surrogate(batch), tokens=torch.ones(()))
+    for name in ("gated", "k3"):
+        assert metrics[f"custom/{name}:sum"] == pytest.approx(
+            logged[f"trustclip/{name}"].item(), 1e-5, 1e-7
+        )
+    assert metrics["custom/tokens:sum"] == batch.mask.sum()
+    assert handle.graph(*[torch.ones(9, device="meta")] * 4)[0].device.type == "meta"
+    assert not [node.target for node in client.sent.nodes if "aten" in node.target]
+
+
+def test_what_tinkers_server_cannot_compute_is_refused_before_it_is_sent() -> None:
+    from trustclip.engines import tinker as ours
+
+    nobody: Any = None  # nothing may be asked of the client
+    with pytest.raises(ValueError, match="'tis' would do nothing; name its inner method"):
+        ours.server_loss(nobody, "tis")
+    with pytest.raises(ValueError, match="'f_divergence' cannot run on Tinker's server with these"):
+        ours.server_loss(nobody, "f_divergence", divergence="js")
+
+
+def test_a_graph_that_follows_its_example_alone_is_not_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from trustclip.engines import tinker as ours
+
+    graph = ours._graph(tc.method("atr"))
+    monkeypatch.setattr(ours, "_graph", lambda method: graph)
+    nobody: Any = None
+    with pytest.raises(ValueError, match="its graph gave another gradient than the method"):
+        ours.server_loss(nobody, "atr", delta=0.001)
+
+
 # SkyRL -----------------------------------------------------------------------------------------
 
 

@@ -266,4 +266,10 @@ FORMULAS: dict[tuple[str, str], Callable[[Tokens], Any]] = {
     ("miles", "score_centering"): lambda t: score_centered(t, alone),
     ("miles", "sc+tis"): lambda t: score_centered(t, at_most_two),
     ("miles", "sc+mis"): lambda t: score_centered(t, band(0.5, 5.0)),
+    ("open-instruct", "dapo"): lambda t: truncated(t, 2.0) * ppo(t, t.old, 0.2, 0.272),
+    ("open-instruct", "cispo"): lambda t: truncated(t, 2.0) * cispo(t, t.old, 0.0, 1.272),
+    ("open-instruct", "uncorrected"): lambda t: ppo(t, t.old, 0.2, 0.272),
+    ("roll", "token"): PLAIN,
+    ("roll", "seq"): lambda t: gspo(t, t.old),
+    ("roll", "dual_clip"): lambda t: dual(ppo(t, t.old), t.A, 1.4),
 }

@@ -69,8 +69,10 @@ MORE = [
         for how, measure, high in (
             *(("mean", "ratio", 1.2), ("sum", "k1", 0.5), ("max", "k2", 0.2), ("mean", "k3", 0.1)),
             *(("max", "binary_kl", 0.1), ("max", "ratio", 1.5)),
+            *(("mean", "tv", 0.2), ("mean", "exp_abs", 1.2), ("max", "probability", 0.1)),
         )
     ),
+    ("sampler", {"measure": "probability", "floor": -0.1, "ceiling": 0.1}),
     ("sampler", {"measure": "kl_old_new", "between": "new_old", "ceiling": 0.05}),
     ("sampler", {"measure": "binary_kl", "between": "new_old", "ceiling": 0.05}),
     ("sampler", {"floor": 0.7, "weigh_by": "token", "weight_floor": 0.8, "inner": "gspo"}),

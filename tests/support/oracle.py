@@ -420,8 +420,14 @@ def sampler(p: Params, t: Tokens) -> Array:
     """A mask by one measure, a weight by another."""
     apart = {"old_rollout": lambda: t.rho, "new_rollout": lambda: t.rho + t.x}
     x = t.x if p["between"] == "new_old" else apart[p["between"]]()
-    if p["measure"] == "binary_kl":
-        ours = t.logp_old if p["between"] == "old_rollout" else t.logp
+    ours = t.logp_old if p["between"] == "old_rollout" else t.logp
+    if p["measure"] == "probability":  # ROLL: e^old - e^rollout
+        values = np.exp(ours) - np.exp(ours - x)
+    elif p["measure"] == "exp_abs":  # NeMo RL: e^|difference of log-probabilities|
+        values = np.exp(np.abs(x))
+    elif p["measure"] == "tv":  # Open Instruct: |rho - 1|
+        values = np.abs(np.exp(x) - 1)
+    elif p["measure"] == "binary_kl":
         pair = replace(t, x=x, logp_old=ours - x), replace(t, x=-x, logp_old=ours)
         values = np.maximum(*(token_divergence("binary_kl", one) for one in pair))
     else:

@@ -4,6 +4,7 @@ Every engine has a few of these, each with one combination of the choices; metho
 """
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from trustclip.constraints import divergences
 from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.levels import Reduction, reduce
-from trustclip.constraints.masked import safe_exp
+from trustclip.constraints.masked import safe_exp, safe_expm1
 
 #: Log of the largest weight, as in verl.
 _LARGEST = 20.0
@@ -20,7 +21,9 @@ _LARGEST = 20.0
 #: Two policies, the one in the numerator first.
 Between = Literal["old_rollout", "new_rollout", "new_old"]
 #: What is compared with the bounds.
-Measure = Literal["ratio", "k1", "k2", "k3", "binary_kl", "kl_old_new"]
+Measure = Literal[
+    "ratio", "k1", "k2", "k3", "tv", "exp_abs", "probability", "binary_kl", "kl_old_new"
+]
 #: Whose ratio weighs a token: its own, the product or the geometric mean of its sequence's.
 Spread = Literal["token", "sequence", "geometric"]
 
@@ -49,6 +52,10 @@ def log_ratio(batch: TokenBatch, between: Between) -> Tensor:
 def measurement(batch: TokenBatch, between: Between, measure: Measure) -> Tensor:
     """A measure of each token; of ``"ratio"`` the logarithm, of ``"k1"`` minus it. [batch, time].
 
+    With r the ratio: ``"tv"`` is abs(r - 1), whose mean over the denominator's samples is twice the
+    total variation, ``"exp_abs"`` max(r, 1 / r), and ``"probability"`` the difference of the two
+    probabilities.
+
     Example:
       >>> old, one = torch.tensor([[0.4]]).log(), torch.ones(1, 1)
       >>> batch = TokenBatch(old, old, one, one > 0, logp_rollout=torch.tensor([[0.5]]).log())
@@ -57,15 +64,24 @@ def measurement(batch: TokenBatch, between: Between, measure: Measure) -> Tensor
     """
     if measure == "kl_old_new":
         return batch.given("kl_old_new").detach()
-    if measure == "binary_kl":
+    if measure in ("binary_kl", "probability"):
         numerator = batch.logp_old if between == "old_rollout" else batch.logp.detach()
         denominator = batch.logp_old if between == "new_old" else batch.against("rollout").logp_old
+        if measure == "probability":
+            return numerator.exp() - denominator.exp()
         pairs = (denominator, numerator), (numerator, denominator)
         return torch.maximum(*(divergences.binary_kl_old_new(*pair) for pair in pairs))
     x = log_ratio(batch, between)
     if measure == "ratio":
         return x
-    return {"k1": divergences.k1, "k2": divergences.k2, "k3": divergences.k3}[measure](x)
+    return _OF_RATIO[measure](x)
+
+
+_OF_RATIO: dict[str, Callable[[Tensor], Tensor]] = {
+    **{"k1": divergences.k1, "k2": divergences.k2, "k3": divergences.k3},
+    "tv": lambda x: safe_expm1(x).abs(),
+    "exp_abs": lambda x: safe_exp(x.abs()),
+}
 
 
 def within(

@@ -54,6 +54,7 @@ ENGINES: dict[str, Supply] = {
         Supply("verl", frozenset({"logp_rollout"})),
         Supply("SkyRL", frozenset({"logp_rollout"})),
         Supply("NeMo-RL", frozenset({"logp_rollout"})),
+        Supply("slime", frozenset({"logp_rollout"})),
         Supply(
             "prime-rl",
             frozenset({"logp_rollout", "candidates"}),

@@ -40,9 +40,11 @@ class Sampler(Weighted):
         hyper-parameters.
       measure: ``"ratio"``; ``"k1"``, minus the logarithm of that ratio, as in verl: where the old
         policy gives 0.4 and the sampler 0.5 the ratio is 0.8 and k1 is +0.22, so a floor of 0.8 on
-        the one is a ceiling of 0.22 on the other; ``"k2"``; ``"k3"``; ``"binary_kl"`` (of this
-        token or any other, in the direction that is larger); or ``"kl_old_new"`` (exact; only
-        between new and old).
+        the one is a ceiling of 0.22 on the other; ``"k2"``; ``"k3"``; ``"tv"``, the distance
+        of the ratio from 1 (0.2 there), as in Open Instruct; ``"exp_abs"``, the larger of the ratio
+        and its inverse (1.25 there), as in NeMo RL; ``"probability"``, the difference of the two
+        (-0.1 there), as in ROLL; ``"binary_kl"`` (of this token or any other, in the direction that
+        is larger); or ``"kl_old_new"`` (exact; only between new and old).
       between: the two policies, numerator first: ``"old_rollout"``, which no update changes;
         ``"new_rollout"``, a trust region of its own; ``"new_old"``.
       level: ``"token"``, or ``"sequence"``.
@@ -100,8 +102,9 @@ class Sampler(Weighted):
             bounds = getattr(self, low), getattr(self, high)
             if None not in bounds and bounds[0] > bounds[1]:
                 raise ValueError(f"`{low}` {bounds[0]:g} is above `{high}` {bounds[1]:g}.")
-        same = 1.0 if self.measure == "ratio" else 0.0
-        least = -math.inf if self.measure == "k1" else 0.0 if self.measure == "ratio" else same
+        same = 1.0 if self.measure in ("ratio", "exp_abs") else 0.0
+        signed = {"ratio": 0.0, "k1": -math.inf, "probability": -math.inf}
+        least = signed.get(self.measure, same)
         for name, inside in (
             ("floor", lambda b: least < b <= same),
             ("ceiling", lambda b: b >= same),

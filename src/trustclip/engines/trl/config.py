@@ -31,7 +31,7 @@ else:
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 #: TRL's settings of its own clip and their replacements; setting one is refused, never ignored.
-_REPLACED = {
+REPLACED = {
     "epsilon": "method={'name': 'clip', 'epsilon': ...}",
     "epsilon_high": "method={'name': 'clip_higher', 'low': ..., 'high': ...}",
     "delta": "method={'name': 'dual_clip', 'ceiling': ...}",
@@ -278,7 +278,7 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
         others = " TRL's other loss types include their own gate; here the method defines it"
         instead = f": method={args.loss_type!r}." if args.loss_type in methods() else "."
         yield f"loss_type is {args.loss_type!r}; allowed: {', '.join(LOSS_TYPES)}.{others}{instead}"
-    for name, instead in _REPLACED.items():
+    for name, instead in REPLACED.items():
         default = GRPOConfig.__dataclass_fields__[name].default
         if getattr(args, name) != default:
             yield f"{name}={getattr(args, name)!r} has no effect here; use {instead}."

@@ -16,7 +16,7 @@ from trustclip.engines.limits import Supply
 from trustclip.engines.served import Weights
 from trustclip.engines.settings import config_field
 from trustclip.engines.trl.likeliest import KEPT, MOST
-from trustclip.engines.trl.upstream import GRPOConfig
+from trustclip.engines.trl.upstream import RELEASE, GRPOConfig, is_tested
 from trustclip.support.names import unknown
 
 _HEADS = Literal["auto", "trustclip", "trl"]
@@ -200,6 +200,12 @@ def _no_replay(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
     """Why the sampler's cut cannot be replayed under these settings, each as a sentence."""
     if not args.replay:
         return
+    if args.use_vllm and args.vllm_importance_sampling_correction and not is_tested(RELEASE):
+        yield (
+            f"`replay` was not tested with trl {RELEASE}: from 1.17 on TRL corrects for the "
+            "sampler's kept tokens by itself, and the same mass would be divided out twice. Set "
+            "vllm_importance_sampling_correction=False, or leave `replay` out."
+        )
     if args.candidates is not None:
         yield "`candidates` are the sampler's kept tokens under `replay`: leave `candidates` out."
     elif "candidates" not in (supplied := supply(args)).fields:

@@ -110,6 +110,14 @@ PARAMETERS = {
     "training_step": "model inputs num_items_in_batch",
 }
 
+#: Keywords that `_get_per_token_logps_and_entropies` takes in TRL 1.16. Another one may ask for
+#: other probabilities, which trustclip's head and decoder would not give.
+SCORING = (
+    "batch_size compute_entropy compute_aux_loss pixel_values image_grid_thw num_images "
+    "pixel_attention_mask spatial_shapes num_tiles image_sizes token_type_ids mm_token_type_ids "
+    "image_position_ids"
+)
+
 #: How many values those return that the engine takes apart.
 RETURNED = {"_generate_single_turn": 2, "_get_per_token_logps_and_entropies": 3}
 

@@ -4,8 +4,10 @@
 The engines' own code runs here: TRL's trainer, verl's and SkyRL's loss functions, prime-rl's file.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,7 +99,10 @@ def of_verl(mode: str) -> Loss:
     return loss
 
 
-@pytest.mark.parametrize("mode", ["vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "cispo"])
+VERL = ["vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "cispo"]
+
+
+@pytest.mark.parametrize("mode", VERL)
 def test_verl(mode: str) -> None:
     conforms(of_verl(mode), tc.preset("verl", mode), mode)
 
@@ -105,10 +110,11 @@ def test_verl(mode: str) -> None:
 # SkyRL -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["regular", "dual_clip", "gspo", "sapo", "cispo", "dppo", "rollout_is", "importance_sampling"],
-)
+SKYRL = ["regular", "dual_clip", "gspo", "sapo", "cispo"]
+SKYRL += ["dppo", "rollout_is", "importance_sampling"]  # from 0.4 on
+
+
+@pytest.mark.parametrize("name", SKYRL)
 def test_skyrl(name: str, skyrl: Any) -> None:
     from skyrl.train.config import AlgorithmConfig
 
@@ -123,3 +129,10 @@ def test_skyrl(name: str, skyrl: Any) -> None:
         return own(logp, logp_old, advantages, config, mask.float(), logp_rollout)[0]
 
     conforms(loss, tc.preset("skyrl", name), name)
+
+
+def test_the_page_names_the_losses_that_are_compared() -> None:
+    page = (Path(__file__).parents[2] / "docs/conform.md").read_text("utf-8")
+    rows = re.findall(r"(?m)^\| (\w+) [\d.]+ \| (.+) \| 0 \|$", page)
+    shown = {engine: losses.split(", ") for engine, losses in rows}
+    assert shown == {"TRL": sorted(TRL), "verl": sorted(VERL), "SkyRL": sorted(SKYRL)}

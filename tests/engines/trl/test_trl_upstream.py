@@ -19,7 +19,8 @@ from trustclip.engines.trl.recording.records import Recorded
 from trustclip.train.durable import trainer as durable
 
 OURS = "ConstrainedGRPOTrainer"
-SOURCES = sorted(Path(engine.__file__).parent.rglob("*.py"))
+ASYNCHRONOUS = Path(engine.__file__).parent / "asynchronous.py"
+SOURCES = sorted({*Path(engine.__file__).parent.rglob("*.py")} - {ASYNCHRONOUS})
 TRL = ast.parse(textwrap.dedent(inspect.getsource(GRPOTrainer)))
 
 
@@ -90,6 +91,15 @@ def test_the_list_of_members_is_complete():
 def test_the_list_of_keys_is_complete():
     used = set().union(*(strings(ast.parse(path.read_text())) for path in SOURCES))
     assert sorted(used & keys(TRL)) == sorted(upstream.INPUT_KEYS)
+
+
+def test_the_lists_of_the_asynchronous_trainer_are_complete():
+    theirs = ast.parse(textwrap.dedent(inspect.getsource(upstream.asynchronous_trainer())))
+    ours = ast.parse(ASYNCHRONOUS.read_text())
+    (own,) = [n for n in ours.body if isinstance(n, ast.ClassDef) and n.name.startswith("Constr")]
+    used = attributes(ours, "self") | defined(ast.Module([own], []))
+    assert sorted(used & defined(theirs)) == sorted(upstream.ASYNC_MEMBERS)
+    assert sorted(strings(ours) & keys(theirs)) == sorted(upstream.ASYNC_KEYS)
 
 
 def strings(tree: ast.AST) -> set[str]:

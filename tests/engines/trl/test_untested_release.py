@@ -8,7 +8,7 @@ from test_trl_upstream import doctored
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 import trustclip as tc
-from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer, trainer
+from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer, config, trainer
 
 OURS = (ConstrainedGRPOConfig, ConstrainedGRPOTrainer)
 #: Advantages that are read before the log-probabilities are asked for, and so before ours are set.
@@ -87,3 +87,21 @@ def test_every_method_is_recognised(tmp_path, untested, name):
     made = build(tmp_path, *OURS, method=method, max_steps=1)
     made.train()
     assert made._verified
+
+
+def test_a_word_that_no_tested_release_has_is_refused(tmp_path, monkeypatch, untested):
+    made = build(tmp_path, *OURS, method="atr")
+    inputs = one_batch(made)
+    install(monkeypatch, (("compute_entropy=True,", "compute_entropy=True, kept=1,"),))
+    with pytest.raises(TypeError, match="asks for log-probabilities with kept, which"):
+        gradient_of(made, inputs)
+
+
+def test_a_replay_and_a_correction_of_trls_own_exclude_each_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "is_tested", lambda release: False)
+    given = {"method": "atr", "replay": True, "top_k": 12, "use_vllm": True}
+    with pytest.raises(ValueError, match="the same mass would be divided out twice"):
+        build(tmp_path, *OURS, **given)
+    with pytest.raises(ValueError) as error:
+        build(tmp_path, *OURS, **given, vllm_importance_sampling_correction=False, beta=0.1)
+    assert "divided out twice" not in str(error.value)

@@ -16,7 +16,7 @@ from trustclip.engines.limits import Supply
 from trustclip.engines.served import Weights
 from trustclip.engines.settings import config_field
 from trustclip.engines.trl.likeliest import KEPT, MOST
-from trustclip.engines.trl.upstream import GRPOConfig
+from trustclip.engines.trl.upstream import RELEASE, GRPOConfig, is_tested
 from trustclip.support.names import unknown
 
 _HEADS = Literal["auto", "trustclip", "trl"]
@@ -31,7 +31,7 @@ else:
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 #: TRL's settings of its own clip and their replacements; setting one is refused, never ignored.
-_REPLACED = {
+REPLACED = {
     "epsilon": "method={'name': 'clip', 'epsilon': ...}",
     "epsilon_high": "method={'name': 'clip_higher', 'low': ..., 'high': ...}",
     "delta": "method={'name': 'dual_clip', 'ceiling': ...}",
@@ -194,6 +194,12 @@ def _no_replay(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
     """Why the sampler's cut cannot be replayed under these settings, each as a sentence."""
     if not args.replay:
         return
+    if args.use_vllm and args.vllm_importance_sampling_correction and not is_tested(RELEASE):
+        yield (
+            f"`replay` was not tested with trl {RELEASE}: from 1.17 on TRL corrects for the "
+            "sampler's kept tokens by itself, and the same mass would be divided out twice. Set "
+            "vllm_importance_sampling_correction=False, or leave `replay` out."
+        )
     if args.candidates is not None:
         yield "`candidates` are the sampler's kept tokens under `replay`: leave `candidates` out."
     elif "candidates" not in (supplied := supply(args)).fields:
@@ -272,7 +278,7 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
         others = " TRL's other loss types include their own gate; here the method defines it"
         instead = f": method={args.loss_type!r}." if args.loss_type in methods() else "."
         yield f"loss_type is {args.loss_type!r}; allowed: {', '.join(LOSS_TYPES)}.{others}{instead}"
-    for name, instead in _REPLACED.items():
+    for name, instead in REPLACED.items():
         default = GRPOConfig.__dataclass_fields__[name].default
         if getattr(args, name) != default:
             yield f"{name}={getattr(args, name)!r} has no effect here; use {instead}."

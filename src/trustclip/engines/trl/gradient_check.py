@@ -1,11 +1,12 @@
 """Whether TRL's loss has the method's gradient: looked at once, on an untested release."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from trustclip.constraints.base import Method
 from trustclip.constraints.masked import zero_masked
 from trustclip.engines.trl import upstream
 from trustclip.engines.trl.inputs import token_mask
@@ -42,20 +43,39 @@ def verified(trainer: Any, phase: Training, loss: Tensor) -> bool:
         (got,) = torch.autograd.grad(part, logps, retain_graph=True, materialize_grads=True)
     if trainer.top_entropy_quantile < 1 or trainer.args.off_policy_mask_threshold is not None:
         want = torch.where(got == 0, 0, want)  # TRL leaves some tokens out
+    without = (
+        "its loss does not read the advantages once it has the log-probabilities, where those "
+        f"of {trainer.method.name!r} stand"
+    )
+    return _compared(got, want, trainer.method, "" if slope is not None else without)
+
+
+def same(loss: Tensor, logps: Tensor, want: Tensor, method: Method) -> bool:
+    """Compare the gradient of a loss in log-probabilities with minus what it should be.
+
+    Returns:
+      False where no token has a gradient to compare.
+
+    Raises:
+      RuntimeError: they differ by more than a factor that all tokens share.
+    """
+    if not want.any():
+        return False
+    (got,) = torch.autograd.grad(loss, logps, retain_graph=True, materialize_grads=True)
+    return _compared(got, -want, method)
+
+
+def _compared(got: Tensor, want: Tensor, method: Method, why: str = "") -> Literal[True]:
+    """Raise a RuntimeError, for the reason ``why`` if any, unless two gradients are alike."""
     factor = (got * want).sum() / want.square().sum().clamp(min=torch.finfo().tiny)
     apart = (got - factor * want).abs()
     wrong = apart > _WITHIN * (factor * want).abs().clamp(min=_WITHIN * got.abs().max())
     if factor > 0 and not wrong.any():
         return True
-    reason = (
-        f"at {int(wrong.sum())} of {int(mask.sum())} tokens the gradient that its loss sends back "
-        f"to the log-probabilities is not that of {trainer.method.name!r}"
+    reason = why or (
+        f"at {int(wrong.sum())} of {int((want != 0).sum())} tokens the gradient that its loss "
+        f"sends back to the log-probabilities is not that of {method.name!r}"
     )
-    if slope is None:
-        reason = (
-            "its loss does not read the advantages once it has the log-probabilities, where those "
-            f"of {trainer.method.name!r} stand"
-        )
     raise RuntimeError(
         f"trl {upstream.RELEASE} does not train by the method: {reason}. This release was not "
         f"tested with trustclip; install one that was: {', '.join(upstream.TESTED)}."

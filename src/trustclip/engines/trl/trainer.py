@@ -55,6 +55,7 @@ from trustclip.engines.trl.scoring.exact_kl import KLWatch
 from trustclip.engines.trl.scoring.forward import Request, use_head
 from trustclip.engines.trl.upstream import (
     RELEASE,
+    SCORING,
     GRPOTrainer,
     announced_level,
     by_unsloth,
@@ -325,6 +326,11 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
+        if (unknown := sorted({*kwargs} - {*SCORING.split()})) and not is_tested(RELEASE):
+            raise TypeError(
+                f"trl {RELEASE} asks for log-probabilities with {', '.join(unknown)}, which "
+                "trustclip does not know and would leave out: install a tested release of TRL."
+            )
         arguments = (model, input_ids, attention_mask, *args)
         match self._phase:
             case Generating() as phase:

@@ -110,6 +110,14 @@ PARAMETERS = {
     "training_step": "model inputs num_items_in_batch",
 }
 
+#: Keywords that `_get_per_token_logps_and_entropies` takes in TRL 1.16. Another one may ask for
+#: other probabilities, which trustclip's head and decoder would not give.
+SCORING = (
+    "batch_size compute_entropy compute_aux_loss pixel_values image_grid_thw num_images "
+    "pixel_attention_mask spatial_shapes num_tiles image_sizes token_type_ids mm_token_type_ids "
+    "image_position_ids"
+)
+
 #: How many values those return that the engine takes apart.
 RETURNED = {"_generate_single_turn": 2, "_get_per_token_logps_and_entropies": 3}
 
@@ -132,6 +140,22 @@ INPUT_KEYS = (
     "token_type_ids",
     "tool_mask",
 )
+
+#: Members of TRL's `AsyncGRPOTrainer`, and keys of the inputs of its `compute_loss`, in use.
+ASYNC_MEMBERS = (
+    "_metrics",
+    "_step_forward_s",
+    "_sync_weight",
+    "_tag_names",
+    "compute_loss",
+    "epsilon_high",
+    "epsilon_low",
+    "get_train_dataloader",
+    "log",
+    "model_version",
+    "rollout_queue",
+)
+ASYNC_KEYS = ("advantages", "old_log_probs", "segment_id", "token_index")
 
 #: Private members of Transformers' `Trainer` that `ConstrainedGRPOTrainer` or
 #: `trustclip.train.durable.trainer.Durable` overrides, reads or sets.
@@ -174,7 +198,28 @@ def end_tokens(trainer: Any) -> list[int]:
     return [getattr(tokenizer, "tokenizer", tokenizer).eos_token_id]
 
 
-def lacking(trainer: type) -> list[str]:
+def asynchronous_trainer() -> type:
+    """TRL's trainer whose samples come from a server while it trains.
+
+    Raises:
+      ImportError: this release has none, or another one.
+    """
+    try:
+        from trl.experimental.async_grpo import AsyncGRPOTrainer
+    except ImportError:
+        missing = ["trl.experimental.async_grpo"]
+    else:
+        if not (missing := lacking(AsyncGRPOTrainer, ASYNC_MEMBERS, ASYNC_KEYS)):
+            return AsyncGRPOTrainer
+    raise ImportError(
+        f"the AsyncGRPOTrainer of trl {RELEASE} is not supported: it has no {', '.join(missing)}, "
+        "which trustclip.engines.trl.asynchronous uses. Install trl 1.16."
+    )
+
+
+def lacking(
+    trainer: type, members: Iterable[str] = MEMBERS, keys: Iterable[str] = INPUT_KEYS
+) -> list[str]:
     """Members listed above that a class does not define, and keys that it does not mention."""
     others = ("transformers.", "builtins")
     own = [vars(c) for c in trainer.__mro__ if not c.__module__.startswith(others)]
@@ -186,7 +231,7 @@ def lacking(trainer: type) -> list[str]:
                 steps = dis.get_instructions(code)
                 names |= {step.argval for step in steps if step.opname == "STORE_ATTR"}
                 mentioned |= _texts(code.co_consts)
-    return sorted({*MEMBERS} - _ADDED - names | {*INPUT_KEYS} - mentioned)
+    return sorted({*members} - _ADDED - names | {*keys} - mentioned)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -63,8 +63,9 @@ class ConstrainedGRPOConfig(GRPOConfig):
         `trustclip.engines.trl.sampling` for the models it supports, with plain sampling, on a CPU;
         see ``docs/fast-paths.md``.
       share_prompts: score all completions of a prompt in a batch in one pass over that prompt, and
-        nothing over padding: exact, to rounding. For the Llama family with trustclip's head; pays
-        where prompts are long and batches hold several completions of each.
+        nothing over padding: exact, to rounding. None decides by the lengths of prompts and
+        completions, before training, and prints the decision. It needs the Llama family and
+        trustclip's head.
       whole_groups: the completions of a prompt stay together in a generation's updates, as far as
         they fit; TRL deals them out one by one. Fewer prompts an update, so more of each is shared.
       skip_zero_advantage: leave completions that cannot move the policy, those of zero advantage,
@@ -99,7 +100,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
     server_url: str = config_field("server_url")
     candidates: int | None = config_field("candidates")
     replay: bool = config_field("replay")
-    share_prompts: bool = _option(False, "Score the completions of a prompt in one pass over it.")
+    share_prompts: bool | None = _option(None, "One pass over each prompt; None: where it pays.")
     whole_groups: bool = _option(False, "Keep the completions of a prompt in one update.")
     skip_zero_advantage: bool = _option(True, "Skip completions that cannot change the policy.")
     shadows: _Methods | None = config_field("shadows")

@@ -202,7 +202,11 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
 
     def _install_head(self) -> Request | None:
         """Install trustclip's output head in the model if that is requested or faster."""
-        if self.args.share_prompts and (reason := fast_paths.obstacle("sharing", self)):
+        if self.args.share_prompts is None:
+            self.args.share_prompts, decision = fast_paths.sharing_pays(self)
+            if self.accelerator.is_main_process:
+                print(decision)
+        elif self.args.share_prompts and (reason := fast_paths.obstacle("sharing", self)):
             raise ValueError(f"share_prompts cannot serve this model: {reason}. Leave it out.")
         if self._takes("head"):
             request = use_head(self._unwrapped(), self.temperature)

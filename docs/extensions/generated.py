@@ -153,6 +153,17 @@ def metrics_page() -> str:
         "averages micro-batches and ranks without weights (SkyRL, NeMo RL, prime-rl and Tinker as "
         "far as they give a loss the numbers)."
     ]
+    shown = [
+        (f"`{g.prefix}{m.name}`", m.what, m.unit, m.todo)
+        for g in GROUPS.values() for m in g.metrics if m.todo
+    ]  # fmt: skip
+    parts.append(
+        "## What a log of TRL has by default\n\nThese are all metrics of ours that a training with "
+        "`ConstrainedGRPOTrainer` logs, those of the sampler only where another program samples; "
+        'methods and settings that have metrics of their own add these. `metrics="full"` logs '
+        "every metric of this page, and so does a training with a recorder or from a recipe."
+    )
+    parts.append(markdown_table(["metric", "what it is", "unit", "what to do"], shown))
     for group in GROUPS.values():
         head = ["metric", "what it is", "unit", "over", "between", "in"]
         if not any(metric.places for metric in group.metrics):

@@ -335,7 +335,9 @@ def test_our_decoder_agrees_with_the_trainer(tmp_path) -> None:
     trainer = ConstrainedGRPOTrainer(
         model=model,
         reward_funcs=share_of_even_digits,
-        args=ConstrainedGRPOConfig(str(tmp_path), method="clip", **{**COMMON, "max_steps": 2}),
+        args=ConstrainedGRPOConfig(
+            str(tmp_path), method="clip", metrics="full", **{**COMMON, "max_steps": 2}
+        ),
         train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
         processing_class=tokenizer,
     )

@@ -21,6 +21,7 @@ from trustclip.support.names import unknown
 
 _HEADS = Literal["auto", "trustclip", "trl"]
 _DECODERS = Literal["auto", "transformers"]
+_METRICS = Literal["brief", "full"]
 
 if TYPE_CHECKING:
     _Methods = list[Any]
@@ -70,6 +71,8 @@ class ConstrainedGRPOConfig(GRPOConfig):
         they fit; TRL deals them out one by one. Fewer prompts an update, so more of each is shared.
       skip_zero_advantage: leave completions that cannot move the policy, those of zero advantage,
         out of the forward and backward pass wherever the gradient is the same without them.
+      metrics: ``"brief"`` logs what a person reads, at most 25 of our metrics; ``"full"`` all of
+        them. With a recorder (`trustclip.findings.live.recorder.Recorder`) a log always has all.
       exact_kl_every: log the exact KL divergence of each token, and how the gate agrees with one
         on it, in every n-th generation; 0 for never. The training is bit for bit the same.
 
@@ -103,12 +106,18 @@ class ConstrainedGRPOConfig(GRPOConfig):
     share_prompts: bool | None = _option(None, "One pass over each prompt; None: where it pays.")
     whole_groups: bool = _option(False, "Keep the completions of a prompt in one update.")
     skip_zero_advantage: bool = _option(True, "Skip completions that cannot change the policy.")
+    metrics: _METRICS = _option("brief", "What is logged: brief, or full for every metric.")
     shadows: _Methods | None = config_field("shadows")
     exact_kl_every: int = _option(0, "Log exact KL every n-th generation; 0: never.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, kinds in (("head", _HEADS), ("decoder", _DECODERS), ("server", Weights)):
+        for name, kinds in (
+            ("head", _HEADS),
+            ("decoder", _DECODERS),
+            ("server", Weights),
+            ("metrics", _METRICS),
+        ):
             allowed = get_args(kinds)
             if getattr(self, name) not in allowed:
                 raise ValueError(unknown(name, getattr(self, name), allowed))

@@ -146,7 +146,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             raise ValueError(f"`args` must be a ConstrainedGRPOConfig, got {type(args).__name__}.")
         if problem := by_unsloth(grpo_trainer.GRPOTrainer):  # imported after this module
             raise ValueError(problem)
-        self.method = args.constraint()
+        self.method, self.metrics = args.constraint(), args.metrics
         self._phase: Generating | Training | None = None
         self._watch_with(args.watched())
         self._update = diagnostics.Window()  # of the update under way, for thresholds that adapt

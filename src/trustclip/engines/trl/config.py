@@ -74,7 +74,8 @@ class ConstrainedGRPOConfig(GRPOConfig):
       metrics: ``"brief"`` logs what a person reads, at most 25 of our metrics; ``"full"`` all of
         them. With a recorder (`trustclip.findings.live.recorder.Recorder`) a log always has all.
       exact_kl_every: log the exact KL divergence of each token, and how the gate agrees with one
-        on it, in every n-th generation; 0 for never. The training is bit for bit the same.
+        on it, in every n-th generation; 0 for never. The training is bit for bit the same, and to
+        rounding where prompts are shared, because these passes share none.
 
     Raises:
       ValueError: unknown method or hyper-parameter; a setting of TRL that cannot be honoured; a

@@ -37,7 +37,7 @@ from trustclip_lab.pages import sections_page
 from trustclip_lab.pages.atlas import atlas_page
 
 #: Methods on the first page: a clip, one with a ceiling, one that bends, one that never cuts.
-FAMILIES = "atr, dual_clip, soft_gate, cispo"
+FAMILIES = ("atr", "dual_clip", "soft_gate", "cispo")
 #: Sections of a recipe, and the class that each fills.
 SECTIONS = {"": Recipe, "sft": SFTStage, "rl": RLStage, "eval": RecipeEval}
 
@@ -273,11 +273,11 @@ def write(app: Sphinx) -> None:
         "papers.md": papers_page(),
         **{page: shown(root, name) for name, page in SHOWN.items()},
     }
-    pages["methods/gates/families.svg"] = every_gate(FAMILIES)
-    pages["methods/gates/all.svg"] = every_gate()
+    pages["methods/gates/families.svg"] = every_gate({name: tc.method(name) for name in FAMILIES})
+    pages["methods/gates/all.svg"] = every_gate({name: tc.method(name) for name in tc.methods()})
     for name in tc.methods():
         pages[f"methods/{name}.md"] = method_page(name, root, notes.get(name, {}))
-        pages[f"_static/gates/{name}.svg"] = every_gate(name)
+        pages[f"_static/gates/{name}.svg"] = every_gate({name: tc.method(name)})
     for name, text in pages.items():
         path = docs / name
         path.parent.mkdir(parents=True, exist_ok=True)

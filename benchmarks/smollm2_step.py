@@ -2,16 +2,21 @@
 
     python benchmarks/smollm2_step.py MODEL            # a folder of the Llama family
     python benchmarks/smollm2_step.py MODEL --prompts 2 --updates 2 --full
+    python benchmarks/smollm2_step.py MODEL --readme   # README's own snippet, and the same in TRL
 
 Each line is a process of its own on one thread: CPU seconds of the generation (sampling, old
 log-probabilities, rewards) and of the updates on it, tokens per CPU second, the share of the first
-line's time, and the peak memory of both, as Linux counts it.
+line's time, and the peak memory of both, as Linux counts it. The floor is the time, measured in the
+same process after it, of the matrix products that a line cannot do without: every linear layer on
+each new token of the sampler, at the width of its batch, and on the distinct tokens of an update,
+forward and backward.
 """
 
 import argparse
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,15 +25,17 @@ from pathlib import Path
 from typing import Any, cast
 
 #: What each line switches on, beside the defaults of the engine; None for stock TRL.
-_PLAIN = {"decoder": "transformers", "head": "trl", "skip_zero_advantage": False}
+_PLAIN: dict[str, Any] = {"decoder": "transformers", "head": "trl", "skip_zero_advantage": False}
+_UNSHARED: dict[str, Any] = {"skip_zero_advantage": False, "share_prompts": False}
 _SHARED = {"share_prompts": True, "whole_groups": True}
 ARMS: dict[str, dict[str, Any] | None] = {
     "stock TRL": None,
     "stock TRL, bf16": None,
-    "ours, no fast path": _PLAIN,
-    "head": {**_PLAIN, "head": "auto"},
-    "head, decoder": {**_PLAIN, "head": "auto", "decoder": "auto"},
-    "head, decoder, prompts": {"skip_zero_advantage": False, "share_prompts": True},
+    "ours, no fast path": {**_PLAIN, "share_prompts": False},
+    "head": {**_PLAIN, "head": "auto", "share_prompts": False},
+    "head, decoder": _UNSHARED,
+    "as installed": {"skip_zero_advantage": False},
+    "as installed, bf16": {"skip_zero_advantage": False, "bf16": True},
     "all": {"skip_zero_advantage": False, **_SHARED},
     "all but the decoder": {"skip_zero_advantage": False, **_SHARED, "decoder": "transformers"},
     "all, bf16": {"skip_zero_advantage": False, **_SHARED, "bf16": True},
@@ -72,28 +79,103 @@ def measured(arm: str, args: argparse.Namespace) -> dict[str, float]:
 
         settings |= {"method": "atr", "allow_inert": True, **(ARMS[arm] or {})}
     with tempfile.TemporaryDirectory() as folder:
+        if args.readme:
+            return trained(_of_readme(arm, folder), args.updates)
         trainer: Any = Trainer(
             args.model, cast("Any", _reward), args=Config(folder, **settings),
             train_dataset=Dataset.from_list(rows), peft_config=lora,
         )  # fmt: skip
-        spent, generate = [0.0, 0.0], trainer._generate_and_score_completions
-        peaks: list[float] = []
+        return trained(trainer, args.updates)
 
-        def timed(*given: Any, **named: Any) -> Any:
-            began = time.process_time()
-            peak(reset=True)
-            made = generate(*given, **named)
-            peaks.append(peak(reset=True))
-            spent[0] += time.process_time() - began
-            spent[1] += made["completion_mask"].sum().item()
-            return made
 
-        trainer._generate_and_score_completions = timed
+def trained(trainer: Any, updates: int) -> dict[str, float]:
+    """Train, and measure the generation, the updates and their floor."""
+    spent, generate = [0.0, 0.0], trainer._generate_and_score_completions
+    peaks: list[float] = []
+    samples: list[Any] = []
+
+    def timed(*given: Any, **named: Any) -> Any:
         began = time.process_time()
-        trainer.train()
-        whole = time.process_time() - began
+        peak(reset=True)
+        made = generate(*given, **named)
+        peaks.append(peak(reset=True))
+        spent[0] += time.process_time() - began
+        spent[1] += made["completion_mask"].sum().item()
+        samples.append(made)
+        return made
+
+    trainer._generate_and_score_completions = timed
+    began = time.process_time()
+    trainer.train()
+    whole, most = time.process_time() - began, peak()
     return {"sampling": spent[0], "tokens": spent[1], "updates": whole - spent[0],
-            "peak_sampling": max(peaks), "peak_updates": peak()}  # fmt: skip
+            "peak_sampling": max(peaks), "peak_updates": most,
+            "floor": sum(floor(trainer, one, updates) for one in samples)}  # fmt: skip
+
+
+def floor(trainer: Any, made: Any, updates: int) -> float:
+    """CPU seconds of the products of a generation and of its updates, each once over its tokens.
+
+    Of an update the distinct tokens of its share of the completions, forward and backward; the
+    weights' own gradient only where they are trained.
+    """
+    import torch
+
+    prompts, own = made["prompt_mask"], made["completion_mask"]
+    alike = made["prompt_ids"].unique(dim=0, return_inverse=True)[1]
+    first = [int((alike == place).nonzero()[0]) for place in range(int(alike.max()) + 1)]
+    read, written = int(prompts[first].sum()), int(own.sum())
+    steps, parts = own.shape[1], int(trainer.args.steps_per_generation)
+    dtype = torch.bfloat16 if trainer.args.bf16 else torch.float32
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    head = model.get_output_embeddings()
+    total, timed = 0.0, {}
+    for name, layer in model.named_modules():
+        if type(layer) is not torch.nn.Linear or "lora_" in name:
+            continue
+        trains = layer.weight.requires_grad
+        scored = written if layer is head else read + written
+        passes = [
+            (len(own), steps, False), (len(first) if layer is head else read, 1, False),
+            (max(1, scored // parts), updates, True),
+        ]  # fmt: skip
+        for tokens, times, back in passes:
+            key = (tokens, *layer.weight.shape, back, trains)
+            if key not in timed:
+                timed[key] = _products(tokens, *layer.weight.shape, dtype, 1 + back + back * trains)
+            total += times * timed[key]
+    return total
+
+
+def _products(tokens: int, out: int, into: int, dtype: Any, count: int) -> float:
+    """Least CPU seconds of a layer's products: forward, for its input, for its weight."""
+    import torch
+
+    x, w, g = (torch.randn(s, dtype=dtype) for s in ((tokens, into), (out, into), (tokens, out)))
+    products = (lambda: x @ w.T, lambda: g @ w, lambda: g.T @ x)[:count]
+
+    def once() -> float:
+        began = time.process_time()
+        for product in products:
+            product()
+        return time.process_time() - began
+
+    return min(once() for _ in range(4))
+
+
+def _of_readme(arm: str, folder: str) -> Any:
+    """The trainer of README's snippet, or of the same lines with TRL's own classes."""
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    code = next(b for b in re.findall(r"```python\n(.*?)```", text, re.S) if "GRPOTrainer" in b)
+    code = code.replace("trainer.train()", "").replace('"out"', repr(folder))
+    if ARMS[arm] is None:
+        code = re.sub(r"from trustclip\.engines\.trl .*", "from trl import GRPOConfig, GRPOTrainer",
+                      re.sub(r"method=\{.*?\}, ", "", code)).replace("Constrained", "")  # fmt: skip
+    if arm.endswith("bf16"):
+        code = code.replace("bf16=False", "bf16=True")
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    return scope["trainer"]
 
 
 def sampled(args: argparse.Namespace, dtype: str) -> dict[str, float]:
@@ -112,7 +194,7 @@ def sampled(args: argparse.Namespace, dtype: str) -> dict[str, float]:
     made = engine.chat(prompts, wanted, use_tqdm=False)
     spent = time.process_time() - began
     tokens = sum(len(one.token_ids) for request in made for one in request.outputs)
-    return {"sampling": spent, "tokens": tokens, "updates": 0.0,
+    return {"sampling": spent, "tokens": tokens, "updates": 0.0, "floor": 0.0,
             "peak_sampling": peak(), "peak_updates": 0.0}  # fmt: skip
 
 
@@ -145,15 +227,20 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=4)
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--full", action="store_true", help="full fine-tuning; LoRA r = 16 without")
+    parser.add_argument("--readme", action="store_true", help="README's snippet")
     parser.add_argument("--arms", nargs="*", default=_TRAINED, choices=list(ARMS))
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.readme:
+        args.updates = 2
+        if args.arms == _TRAINED:
+            args.arms = ["stock TRL", "as installed", "stock TRL, bf16", "as installed, bf16"]
     if args.one:
         print(json.dumps(measured(args.one, args)))
         return
     print("| | sampling, CPU s | tokens/s | an update, CPU s | all, CPU s | × the first "
-          "| peak of sampling, GiB | of updates |")  # fmt: skip
-    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+          "| floor, CPU s | × the floor | peak of sampling, GiB | of updates |")  # fmt: skip
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     first = None
     quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     for arm in args.arms:
@@ -169,6 +256,7 @@ def main() -> None:
         print(
             f"| {arm} | {got['sampling']:.1f} | {got['tokens'] / got['sampling']:.0f} "
             f"| {got['updates'] / args.updates:.2f} | {whole:.1f} | {whole / first:.2f} "
+            f"| {got['floor']:.1f} | {whole / got['floor'] if got['floor'] else 0:.2f} "
             f"| {got['peak_sampling']:.2f} | {got['peak_updates']:.2f} |",
             flush=True,
         )

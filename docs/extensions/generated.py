@@ -37,7 +37,7 @@ from trustclip_lab.pages import sections_page
 from trustclip_lab.pages.atlas import atlas_page
 
 #: Methods on the first page: a clip, one with a ceiling, one that bends, one that never cuts.
-FAMILIES = "atr, dual_clip, soft_gate, cispo"
+FAMILIES = ("atr", "dual_clip", "soft_gate", "cispo")
 #: Sections of a recipe, and the class that each fills.
 SECTIONS = {"": Recipe, "sft": SFTStage, "rl": RLStage, "eval": RecipeEval}
 
@@ -153,6 +153,17 @@ def metrics_page() -> str:
         "averages micro-batches and ranks without weights (SkyRL, NeMo RL, prime-rl and Tinker as "
         "far as they give a loss the numbers)."
     ]
+    shown = [
+        (f"`{g.prefix}{m.name}`", m.what, m.unit, m.todo)
+        for g in GROUPS.values() for m in g.metrics if m.todo
+    ]  # fmt: skip
+    parts.append(
+        "## What a log of TRL has by default\n\nThese are all metrics of ours that a training with "
+        "`ConstrainedGRPOTrainer` logs, those of the sampler only where another program samples; "
+        'methods and settings that have metrics of their own add these. `metrics="full"` logs '
+        "every metric of this page, and so does a training with a recorder or from a recipe."
+    )
+    parts.append(markdown_table(["metric", "what it is", "unit", "what to do"], shown))
     for group in GROUPS.values():
         head = ["metric", "what it is", "unit", "over", "between", "in"]
         if not any(metric.places for metric in group.metrics):
@@ -262,11 +273,11 @@ def write(app: Sphinx) -> None:
         "papers.md": papers_page(),
         **{page: shown(root, name) for name, page in SHOWN.items()},
     }
-    pages["methods/gates/families.svg"] = every_gate(FAMILIES)
-    pages["methods/gates/all.svg"] = every_gate()
+    pages["methods/gates/families.svg"] = every_gate({name: tc.method(name) for name in FAMILIES})
+    pages["methods/gates/all.svg"] = every_gate({name: tc.method(name) for name in tc.methods()})
     for name in tc.methods():
         pages[f"methods/{name}.md"] = method_page(name, root, notes.get(name, {}))
-        pages[f"_static/gates/{name}.svg"] = every_gate(name)
+        pages[f"_static/gates/{name}.svg"] = every_gate({name: tc.method(name)})
     for name, text in pages.items():
         path = docs / name
         path.parent.mkdir(parents=True, exist_ok=True)

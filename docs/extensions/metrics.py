@@ -20,7 +20,7 @@ _STANDS_FOR = {
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric, or a family of them; ``places`` are those of its ``in``."""
+    """A metric, or a family of them; ``places`` are those of its ``in``, ``todo`` its ``do``."""
 
     name: str
     what: str
@@ -28,6 +28,7 @@ class Metric:
     over: str
     between: str
     places: tuple[str, ...]
+    todo: str
 
     def matches(self, name: str) -> bool:
         """Whether a logged name is of this metric."""
@@ -53,7 +54,7 @@ def _groups() -> Iterator[tuple[str, Group]]:
         metrics = tuple(
             Metric(
                 m["name"], m["what"], m["unit"], m["over"], m.get("between", ""),
-                tuple(m.get("in", ())),
+                tuple(m.get("in", ())), m.get("do", ""),
             )
             for m in group["metrics"]
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Gradient weights of every method: the cost of a constraint per token, and of an update.
+"""Losses and gradient weights of every method: the cost per token, and of an update.
 
 python lab/benchmarks/method_cost.py --help
 """
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from printed import measured
+from torch import Tensor
 
+from trustclip.constraints.batch import TokenBatch
 from trustclip_lab.bench.gpu.edges import batch_of
 from trustclip_lab.bench.measure import in_turn
 from trustclip_lab.bench.table import Table
@@ -60,6 +62,7 @@ def run(options: MethodOptions) -> list[Table]:
         return 100 * micro(duration, options.length) / micro(step, STEP_LENGTH)
 
     return [
+        _losses(batch, options),
         Table(
             f"Gradient weights of {options.sequences} × {options.length} tokens",
             ("method", "CPU µs a token", "× clip", "% of an update"),
@@ -68,8 +71,61 @@ def run(options: MethodOptions) -> list[Table]:
                 for name, duration in sorted(seconds.items(), key=lambda item: item[1])
             ],
             [f"{options.repeats} repetitions. {NOTE}"],
-        )
+        ),
     ]
+
+
+def _losses(batch: TokenBatch, options: MethodOptions) -> Table:
+    """A loss and its gradient, beside a clipped loss that is written by hand."""
+    import trustclip as tc
+    from trustclip.engines.token_loss import means, per_token_loss
+
+    old, advantages, mask, atr = batch.logp_old, batch.advantages, batch.mask, tc.method("atr")
+
+    def made(logp: Tensor, **fields: Tensor) -> TokenBatch:
+        return tc.TokenBatch(logp, old, advantages, mask, **fields)
+
+    def by_hand(logp: Tensor) -> Tensor:
+        ratio = (logp - old).exp()
+        objective = (ratio * advantages).minimum(ratio.clamp(0.8, 1.2) * advantages)
+        return -(objective * mask).sum() / mask.sum()
+
+    def metrics_read(logp: Tensor) -> Tensor:
+        loss = tc.policy_loss(atr, made(logp))
+        assert loss.metrics
+        return loss.value
+
+    def hook(logp: Tensor, **fields: Tensor) -> Tensor:
+        own = made(logp, **fields)
+        per_token, surrogate = per_token_loss(atr, own)
+        means(own, surrogate, method=atr)
+        return per_token.sum()
+
+    losses: dict[str, Callable[[Tensor], Tensor]] = {
+        "clip, by hand": by_hand,
+        "clip": lambda logp: tc.policy_loss("clip", made(logp)).value,
+        "atr": lambda logp: tc.policy_loss(atr, made(logp)).value,
+        "atr, metrics read": metrics_read,
+        "atr in an engine's hook, without its metrics": (
+            lambda logp: per_token_loss(atr, made(logp))[0].sum()
+        ),
+        "atr in an engine's hook": hook,
+        "the same with entropies and a sampler": (
+            lambda logp: hook(logp, entropy=-old, logp_rollout=old - 0.01)
+        ),
+    }
+
+    def call(loss: Callable[[Tensor], Tensor]) -> Callable[[], None]:
+        return lambda: loss(batch.logp.detach().clone().requires_grad_()).backward()
+
+    seconds = in_turn({name: call(loss) for name, loss in losses.items()}, options.repeats)
+    first = seconds["clip, by hand"]
+    return Table(
+        f"A loss and its gradient, {options.sequences} × {options.length} tokens",
+        ("loss", "CPU ms", "× by hand"),
+        [(name, 1000 * duration, duration / first) for name, duration in seconds.items()],
+        [f"{options.repeats} repetitions; median, alternating."],
+    )
 
 
 def _update(sequences: int) -> Callable[[], None] | None:

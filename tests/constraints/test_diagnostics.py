@@ -179,3 +179,13 @@ def test_micro_batches_and_ranks_add_up() -> None:
         window.add(part, method.surrogate(part), method)
     once.add(whole, method.surrogate(whole), method)
     assert window.read() == pytest.approx(once.read(), rel=1e-9)
+
+
+def test_metrics_are_made_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(diagnostics, "token_metrics", lambda *_: made.append(1) or {"gated": ()})
+    logp = torch.full((1, 3), -1.0, requires_grad=True)
+    loss = tc.policy_loss("atr", tc.TokenBatch(logp, logp, torch.ones(1, 3), logp < 0))
+    loss.value.backward()
+    assert not made
+    assert loss.metrics is loss.metrics and made == [1]

@@ -16,6 +16,7 @@ from trustclip.constraints.diagnostics import token_metrics
 from trustclip.constraints.loss import gradient
 from trustclip.constraints.shadow import WatchedWindow
 from trustclip.engines.token_loss import means
+from trustclip.engines.trl.recording.records import BRIEF_OF_SAMPLER
 from trustclip.logs.answers import score_rows, scores
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +95,18 @@ def test_those_that_the_code_names_are_described():
     )
     named = set(re.findall(r'_metrics\[[^\]]+\]\["trustclip/(\w+)"\]', source))
     assert named == {m.name for m in GROUPS["trainer"].metrics}
+
+
+def test_a_log_without_a_recorder_has_those_that_say_what_to_do(tmp_path):
+    run = constrained(tmp_path, "atr", max_steps=2, num_iterations=2, metrics="brief")
+    names = {name for row in run.history for name in row if name.startswith("trustclip/")}
+    assert len(names) <= 20 and not any("sampler/" in name for name in names)
+    served = {f"trustclip/{name}" for name in BRIEF_OF_SAMPLER}
+    with_a_todo = [(g, m) for g in GROUPS.values() for m in g.metrics if m.todo]
+    for group, metric in with_a_todo:
+        assert any(metric.matches(n.removeprefix(group.prefix)) for n in names | served), metric
+    for name in names | served:
+        assert described(name).todo, name
 
 
 def test_those_of_trl_are_the_installed_ones():

@@ -89,8 +89,8 @@ def train(tmp_path, config_class, trainer_class, *, lora: bool = False, **settin
     from peft import LoraConfig
 
     torch.set_num_threads(1)
-    if hasattr(config_class, "decoder"):  # the samples of plain TRL, to be compared with it
-        settings = {"decoder": "transformers", **settings}
+    if hasattr(config_class, "decoder"):  # the samples of plain TRL
+        settings = {"decoder": "transformers", "metrics": "full", **settings}
     model, tokenizer = fresh_model()
     peft_config = None
     if lora:

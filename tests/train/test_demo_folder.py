@@ -52,3 +52,21 @@ def test_a_folder_of_something_else_is_left_alone(taken: Any, content: str) -> N
     assert taken() == Path(f"{OWN}-2")
     (OWN / "config.yaml").write_text(content)
     assert taken() == Path(f"{OWN}-2")
+
+
+def test_a_demo_says_what_it_trains_and_where(
+    taken: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module.demo(DemoSettings(model="smollm2"), Console(width=200))
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == (
+        "SmolLM2-135M-Instruct, a pretrained language model, learns sums under atr, in "
+        "runs/demo-smollm2-atr-seed0"
+    )
+
+
+def test_a_model_is_loaded_by_a_public_name() -> None:
+    from trustclip.train import load_model
+
+    model, tokenizer = load_model("tiny", "plain")
+    assert model.config.vocab_size == len(tokenizer) and tokenizer.chat_template

@@ -2,15 +2,16 @@
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
 from trustclip.constraints.candidates import Candidates
-from trustclip.constraints.masked import widen, zero_masked
+from trustclip.constraints.masked import choose, widen, zero_masked
 from trustclip.constraints.packing import Packing
 
 #: Log-ratio bounds: one pair of numbers, or tensors with a pair for every token.
@@ -149,15 +150,16 @@ class TokenBatch:
         # Set once, here: a frozen dataclass whose fields are wide, detached and masked already.
         values = {name: widen(v) for name in FLOATS if (v := getattr(self, name)) is not None}
         if self.candidates is None:
-            broken = torch.zeros_like(self.mask)
+            broken = torch.zeros_like(values["logp"])
         else:
-            broken = self.candidates.broken
+            broken = choose(self.candidates.broken, torch.nan, 0.0, values["logp"])
             object.__setattr__(self, "candidates", self.candidates.prepared(self.mask))
         for name, value in values.items():
-            broken = broken | (~value.isfinite() & ~(value.isnan() & (name == "logp_rollout")))
+            known = value.masked_fill(value.isnan(), 0) if name == "logp_rollout" else value
+            broken = broken + 0 * known.detach()  # 0 times a number that is not finite is NaN
         for name in ("logp", "logp_old"):
             # Added, not substituted: the NaN must reach the gradient of `logp`, too.
-            values[name] = values[name] + torch.where(broken, torch.nan, 0.0).to(values[name])
+            values[name] = values[name] + broken.to(values[name])
         for name, value in values.items():
             tensor = value if name in _WITH_GRADIENT else value.detach()
             object.__setattr__(self, name, zero_masked(tensor, self.mask))
@@ -389,10 +391,17 @@ class Loss:
     Args:
       value: scalar; its gradient is that of minus the aggregated objective.
       per_token: minus the objective, before aggregation. Shape [batch, time].
-      metrics: name -> (sum, count), both scalars without gradient: add them over micro-batches
-        and ranks, then divide.
+      measure: makes `metrics`.
     """
 
     value: Tensor
     per_token: Tensor
-    metrics: Mapping[str, tuple[Tensor, Tensor]]
+    measure: Callable[[], Metrics]
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """Name -> (sum, count), both scalars without gradient; made when they are first read.
+
+        Add them over micro-batches and ranks, then divide.
+        """
+        return self.measure()

@@ -53,7 +53,9 @@ def quadrant(name: str, batch: TokenBatch) -> Tensor:
 
 
 @torch.no_grad()
-def token_metrics(batch: TokenBatch, surrogate: Surrogate, method: Method | None = None) -> Metrics:
+def token_metrics(
+    batch: TokenBatch, surrogate: Surrogate, method: Method | None = None, parts: bool = True
+) -> Metrics:
     r"""Per-token metrics of one batch as (sum, count); divide after adding up.
 
     All are over tokens with finite numbers (`TokenBatch.finite`), except ``nonfinite``, the
@@ -69,7 +71,8 @@ def token_metrics(batch: TokenBatch, surrogate: Surrogate, method: Method | None
     `trustclip.constraints.sampler.sampler_metrics`, with candidates
     `trustclip.constraints.drift.drift_metrics`.
 
-    Without a method `agreement`, the drift and the gate's share against the sampler are left out.
+    Without a method `agreement`, the drift and the gate's share against the sampler are left out,
+    and without ``parts`` all that is over a part of the tokens.
 
     Example:
       >>> import trustclip as tc
@@ -83,33 +86,33 @@ def token_metrics(batch: TokenBatch, surrogate: Surrogate, method: Method | None
     batch = replace(batch, mask=batch.finite)
     x, mask = batch.log_ratio, batch.mask
     gated = mask & ~surrogate.kept  # [batch, time]
-    values = {
+    values = {  # each 0 where masked
         "gated": gated,
         **{f"gated/{name}": gated & quadrant(name, batch) for name in QUADRANTS},
-        "off_policy": x.abs() > ROUNDING,
-        "zero_advantage": batch.advantages == 0,
-        "ratio": safe_exp(x),
+        "off_policy": mask & (x.abs() > ROUNDING),
+        "zero_advantage": mask & (batch.advantages == 0),
+        "ratio": zero_masked(safe_exp(x), mask),
         "k1": divergences.k1(x),
         "k2": divergences.k2(x),
         "k3": divergences.k3(x),
         "entropy": batch.entropy,
         "kl_old_new": batch.kl_old_new,
         "kl_new_old": batch.kl_new_old,
-        **surrogate.extras,
+        **{name: zero_masked(value, mask) for name, value in surrogate.extras.items()},
     }
     count = mask.sum().to(x.dtype)
     means = {
-        name: (masked_sum(value.to(x.dtype), mask), count)
-        for name, value in values.items()
-        if value is not None
+        k: (value.sum().to(x.dtype), count) for k, value in values.items() if value is not None
     }
     broken = unmasked & ~mask
     means["nonfinite"] = (broken.sum().to(x.dtype), unmasked.sum().to(x.dtype))
     delta = None if method is None else kl_threshold(method)
-    exact = {} if delta is None else agreement(batch, gated, delta)
-    means |= {**parts_gated(batch, gated), **moments(batch, gated), **exact}
-    drifts = {} if method is None else drift.drift_metrics(batch, method)
-    return {**means, **drifts, **sampler.sampler_metrics(whole, method)}
+    means |= moments(batch, gated)
+    if parts:
+        means |= parts_gated(batch, gated)
+        means |= {} if delta is None else agreement(batch, gated, delta)
+        means |= {} if method is None else drift.drift_metrics(batch, method)
+    return {**means, **sampler.sampler_metrics(whole, method, lags=parts)}
 
 
 def parts_gated(batch: TokenBatch, gated: Tensor) -> Metrics:

@@ -1,6 +1,7 @@
 """From a method and a batch to a scalar loss, and to the gradient itself."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,8 +39,8 @@ def policy_loss(
       total_tokens: tokens of the whole update; `dapo` divides by it.
 
     Returns:
-      The loss. Its values under two methods cannot be compared: gates agree in gradients, not in
-      values. Compare the metrics.
+      The loss; its metrics are made when they are read. Its values under two methods cannot be
+      compared: gates agree in gradients, not in values. Compare the metrics.
 
     Raises:
       ValueError: unknown method or aggregation, a field the method requires is missing, or the
@@ -64,7 +65,7 @@ def policy_loss(
     surrogate = method.surrogate(batch)
     per_token = -surrogate.objective  # [batch, time]
     value = aggregate(aggregation, per_token, batch.mask, max_length, total_tokens)
-    return Loss(value, per_token, diagnostics.token_metrics(batch, surrogate, method))
+    return Loss(value, per_token, partial(diagnostics.token_metrics, batch, surrogate, method))
 
 
 @constant

@@ -80,7 +80,7 @@ class Pairs:
 
 
 @torch.no_grad()
-def sampler_metrics(batch: TokenBatch, method: Method | None = None) -> Metrics:
+def sampler_metrics(batch: TokenBatch, method: Method | None = None, lags: bool = True) -> Metrics:
     r"""Distances from the sampler as (sum, count); nothing where it gave no log-probabilities.
 
     With $d_t = \log\pi_{old}(y_t) - \log\pi_b(y_t)$ and $\rho_t = e^{d_t}$, over the tokens that
@@ -95,7 +95,8 @@ def sampler_metrics(batch: TokenBatch, method: Method | None = None) -> Metrics:
 
     Where the batch has lags, ``.../lag_N`` is the same over the tokens sampled N updates ago (see
     `LAGS`), for ``sampler/k3``, ``sampler/abs``, ``sampler/current/k3``, and for ``k3`` of the
-    current against the proximal policy. With a method, those of `gated_against`.
+    current against the proximal policy; without ``lags`` they are left out. With a method, those of
+    `gated_against`.
 
     Example:
       >>> old = torch.tensor([[0.5, 0.5]]).log()
@@ -108,27 +109,27 @@ def sampler_metrics(batch: TokenBatch, method: Method | None = None) -> Metrics:
     if batch.logp_rollout is None:
         return {}
     tokens = has_rollout(batch)
-    missing = batch.finite & ~tokens
     x = zero_masked(batch.log_ratio, tokens)
     d = zero_masked(batch.rollout_log_ratio, tokens)
     dtype = d.dtype
-    metrics: Metrics = {"sampler/missing": (missing.sum().to(dtype), batch.finite.sum().to(dtype))}
+    known, finite = tokens.sum().to(dtype), batch.finite.sum().to(dtype)
+    metrics: Metrics = {"sampler/missing": (finite - known, finite)}
     # A completion with one unknown token has an unknown ratio.
     whole = (tokens | ~batch.mask).all(dim=1) & tokens.any(dim=1)  # [batch]
     for prefix, log_ratio in (("sampler/", d), ("sampler/current/", d + x)):
-        distances = {
+        distances = {  # each 0 where masked
             "k1": divergences.k1(log_ratio),
             # To every digit: a sampler in the same precision is 1e-6 nats away.
             "k3": divergences.k3(log_ratio),
             "chi2": divergences.chi2(log_ratio),
             "abs": log_ratio.abs(),
-            "identical_share": log_ratio == 0,
+            "identical_share": tokens & (log_ratio == 0),
         }
-        metrics |= {prefix + name: _pair(value, tokens) for name, value in distances.items()}
+        metrics |= {prefix + k: (value.sum().to(dtype), known) for k, value in distances.items()}
         ratio = safe_exp(sequence_sum(log_ratio, tokens))  # [batch]
         metrics[prefix + "sequence_ratio"] = _pair(ratio, whole)
         metrics[prefix + "sequence_ratio_squared"] = _pair(ratio.square(), whole)
-    if batch.lag is not None:
+    if batch.lag is not None and lags:
         by_lag = {
             "k3": divergences.k3(x),
             "sampler/k3": divergences.k3(d),
@@ -184,10 +185,12 @@ def gated_against(batch: TokenBatch, method: Method) -> Metrics:
         return {}
     tokens = has_rollout(batch)
     metrics = {}
-    for name, anchored in (("old", batch), ("rollout", batch.against("rollout"))):
+    rollout = batch.given("logp_rollout")
+    anchors = {"old": batch.logp_old, "rollout": rollout.where(~rollout.isnan(), batch.logp_old)}
+    for name, anchor in anchors.items():
         # As if the anchor had just sampled, so that methods anchored to the sampler use it, too.
         lag = None if batch.lag is None else torch.zeros_like(batch.lag)
-        same = replace(anchored, logp_rollout=anchored.logp_old, lag=lag)
+        same = replace(batch, logp_old=anchor, logp_rollout=anchor, lag=lag)
         metrics[f"sampler/gated_{name}"] = _pair(~gate.surrogate(same).kept, tokens)
     return metrics
 

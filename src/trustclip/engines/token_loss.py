@@ -8,15 +8,12 @@ from trustclip.constraints.base import Method, moves_candidates
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.gradients import gradient, gradient_with_candidates
 
-#: Prefixes of metrics over a subset of the tokens: engines average the means of micro-batches, and
-#: a micro-batch without such a token has none.
-_OF_A_PART = (
-    *("advantage_cut", "gated/entropy_", "gated/p_old_", "gated/position_", "agreement/"),
-    "drift/",
-)
+#: Of a part of the tokens, too, and made with the others: engines average the means of
+#: micro-batches, and a micro-batch without such a token has none.
+_OF_A_PART = "advantage_cut"
 
-#: Part of the names of metrics over completions of a micro-batch, and of metrics over some of them.
-_OF_SEQUENCES, _OF_A_LAG = "/sequence_", "/lag_"
+#: Part of the names of metrics over completions of a micro-batch.
+_OF_SEQUENCES = "/sequence_"
 
 
 def per_token_loss(chosen: Method, batch: TokenBatch) -> tuple[Tensor, Surrogate]:
@@ -69,8 +66,9 @@ def means(
     """
     count = batch.mask.sum().clamp(min=1) if tokens is None else tokens
     metrics = {}
-    for name, (total, own) in diagnostics.token_metrics(batch, surrogate, method).items():
-        if name.startswith(_OF_A_PART) or _OF_A_LAG in name:
+    pairs = diagnostics.token_metrics(batch, surrogate, method, parts=False)
+    for name, (total, own) in pairs.items():
+        if name == _OF_A_PART:
             continue
         if _OF_SEQUENCES not in name:
             metrics[f"trustclip/{name}"] = total / count

@@ -7,7 +7,7 @@ from trustclip.logs.recognise import holds_tokens
 from trustclip.logs.score_files import own_paths
 from trustclip.logs.scores import Choice
 from trustclip.report import results
-from trustclip.report.collect import Report, collect
+from trustclip.report.collect import collect
 from trustclip.report.microscope import token_page
 from trustclip.report.page import drawn, render
 from trustclip.report.tables import latex, markdown

@@ -25,7 +25,8 @@ def grpo_config(settings: RLStage, output_dir: Path, seed: int = 0) -> "DurableG
         # Dropout makes two passes of one policy differ, and so the ratio before any update.
         "disable_dropout": True,
     }
-    return DurableGRPOConfig(**arguments | settings.trl)
+    # A recipe's numbers are those of earlier releases, to the last digit, unless it says otherwise.
+    return DurableGRPOConfig(**{"share_prompts": False} | arguments | settings.trl)
 
 
 def sft_config(settings: SFTSettings, output_dir: Path) -> "SFTConfig":

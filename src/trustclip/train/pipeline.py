@@ -162,6 +162,13 @@ def conclude_scores(folder: Path, console: Console) -> None:
             warn(console, finding.sentence)
 
 
+#: What each model of a demo is.
+_POLICIES = {
+    "tiny": "a tiny policy, made here and at first untrained,",
+    "smollm2": "SmolLM2-135M-Instruct, a pretrained language model,",
+}
+
+
 def demo(settings: DemoSettings, console: Console) -> RunDirectory:
     """Run `trustclip demo`: prime, evaluate, reinforce, evaluate."""
     # A model this small gains nothing from threads, and their number would change the numbers.
@@ -170,7 +177,7 @@ def demo(settings: DemoSettings, console: Console) -> RunDirectory:
     model = "" if settings.model == "tiny" else f"{settings.model}-"
     default = Path(f"runs/demo-{model}{method.name}-seed{settings.seed}")
     folder = settings.output_dir or Path(by_first(lambda: str(_free_folder(default, settings))))
-    announce(console, f"the demo of {method.name} on {settings.model} runs in {folder}")
+    announce(console, f"{_POLICIES[settings.model]} learns sums under {method.name}, in {folder}")
     run = run_recipe(demo_recipe(settings, folder), console)
     for command, note in (("explain", "what the gate did"), ("report", "a page with figures")):
         announce(console, f"next: trustclip {command} {folder}   # {note}")

@@ -21,7 +21,7 @@ OWN = {"name": "clip_higher", "low": 0.02, "high": 0.03}
 
 def observed(shadows: list[Any]) -> Any:
     """A constructor of an observed stock trainer."""
-    return lambda **given: observe(GRPOTrainer(**given), shadows)
+    return lambda **given: observe(GRPOTrainer(**given), shadows, "full")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def build(tmp_path, **settings):
     return ConstrainedGRPOTrainer(
         model=model,
         reward_funcs=share_of_even_digits,
-        args=ConstrainedGRPOConfig(str(tmp_path), **{**COMMON, **settings}),
+        args=ConstrainedGRPOConfig(str(tmp_path), metrics="full", **{**COMMON, **settings}),
         train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
         processing_class=tokenizer,
     )

@@ -47,7 +47,7 @@ def test_a_trained_head_makes_them(tmp_path, monkeypatch):
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 def test_watching_changes_no_bit_of_the_training(tmp_path, monkeypatch, decoder, lora):
     monkeypatch.setattr(trl_runs, "share_of_even_digits", reward_of_half)
-    settings = {"decoder": decoder, "lora": lora, "learning_rate": 1e-2}
+    settings = {"decoder": decoder, "lora": lora, "learning_rate": 1e-2, "share_prompts": False}
     blind = watched(tmp_path / "a", **settings)
     seeing = watched(tmp_path / "b", exact_kl_every=1, **settings)
     assert seeing.grad_norms == blind.grad_norms

@@ -74,7 +74,7 @@ def test_each_prompt_passes_once_and_padding_never(monkeypatch):
 
 @pytest.mark.parametrize("changes", [{}, {"lora": True}, {"gradient_checkpointing": True}], ids=str)
 def test_training_is_the_same_with_shared_prompts(tmp_path, changes):
-    alone = constrained(tmp_path / "a", "atr", **changes)
+    alone = constrained(tmp_path / "a", "atr", share_prompts=False, **changes)
     shared = constrained(tmp_path / "b", "atr", share_prompts=True, **changes)
     assert shared.trainer._request.shares
     assert shared.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4)
@@ -89,7 +89,7 @@ def test_a_reference_and_half_the_update_accumulated_are_the_same(tmp_path, loss
         "lora": True, "beta": 0.05, "loss_type": loss_type,
         "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2,
     }  # fmt: skip
-    alone = constrained(tmp_path / "a", "clip", **changes)
+    alone = constrained(tmp_path / "a", "clip", share_prompts=False, **changes)
     shared = constrained(tmp_path / "b", "clip", share_prompts=True, **changes)
     assert shared.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4)
     assert_same_weights(shared.parameters, alone.parameters)
@@ -114,7 +114,7 @@ def test_a_tensor_without_a_row_for_each_completion_is_refused():
 
 
 def test_exact_divergences_are_measured_in_passes_of_their_own(tmp_path):
-    alone = constrained(tmp_path / "a", "full_kl")
+    alone = constrained(tmp_path / "a", "full_kl", share_prompts=False)
     shared = constrained(tmp_path / "b", "full_kl", share_prompts=True)
     assert shared.grad_norms == pytest.approx(alone.grad_norms, rel=1e-4)
 
@@ -137,3 +137,21 @@ def test_whole_groups_give_an_update_all_completions_of_its_prompts(tmp_path):
 
     assert sum(prompts_of_updates()) > 4
     assert prompts_of_updates(whole_groups=True) == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "shares", "said"),
+    [
+        ({}, True, "Prompts are shared: with prompts of 4 tokens and completions of up to 10 that"),
+        ({"max_completion_length": 200}, False, "that would save 1%."),
+        ({"head": "trl"}, False, "Prompts are not shared: head='trl'."),
+        ({"share_prompts": False}, False, ""),
+    ],
+    ids=str,
+)
+def test_lengths_decide_whether_prompts_are_shared(tmp_path, capsys, changes, shares, said):
+    trainer = constrained(tmp_path, "atr", max_steps=1, **changes).trainer
+    lines = [line for line in capsys.readouterr().out.splitlines() if "rompts are" in line]
+    assert trainer.args.share_prompts is shares
+    assert len(lines) == bool(said) and all(said in line for line in lines)
+    assert trainer._request is None or trainer._request.shares is shares

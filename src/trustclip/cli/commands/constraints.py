@@ -32,7 +32,9 @@ def methods(options: Methods) -> int:
     if options.figure is not None:
         from trustclip.report.draw.figures import every_gate
 
-        options.figure.write_text(every_gate(options.only), encoding="utf-8")
+        names = [name.strip() for name in options.only.split(",") if name.strip()]
+        drawn = {name: trustclip.method(name) for name in names or trustclip.methods()}
+        options.figure.write_text(every_gate(drawn), encoding="utf-8")
         say(options.figure)
         return 0
     if options.engines:
@@ -91,7 +93,8 @@ _BOUNDS = """\
 The ratio interval inside which the gate of METHOD never closes, and the settings of
 stock TRL and verl with the same gradient. For a threshold that adapts, such as
 --delta "{controller: target_gate, share: 0.02}": the intervals at its initial value
-and at the ends of its range."""
+and at the ends of its range. --plot draws the weight of a token's gradient over its
+ratio in the terminal, and --plot FILE.svg into a file; METHOD may be file.py:Class."""
 _CHECK = """\
 Whether METHOD is right: its gradient, its gate and what it declares are compared on small
 made-up batches. METHOD may be your own: file.py:Class. The exit status is 1 where it is wrong."""
@@ -149,8 +152,16 @@ def conform(options: Conform) -> int:
 def bounds(argv: Sequence[str]) -> int:
     from trustclip.constraints.adaptive import Adaptive
 
-    method = _method_of(argv, "bounds", _BOUNDS)
-    if isinstance(method, Adaptive):
+    rest, file = [*argv], None
+    if plots := "--plot" in rest:
+        place = rest.index("--plot")
+        if rest[place + 1 : place + 2] and rest[place + 1].endswith(".svg"):
+            file = Path(rest.pop(place + 1))
+        rest.pop(place)
+    method = _method_of(rest, "bounds", _BOUNDS)
+    if plots:
+        _plot(method, file)
+    elif isinstance(method, Adaptive):
         _print_thresholds(method)
     else:
         say(method)
@@ -176,6 +187,18 @@ def _print_interval(method: Any) -> None:
     say(f"ratio interval  [{low:.12f}, {high:.12f}]")
     logs = (math.log(ratio) if ratio > 0 else -math.inf for ratio in (low, high))
     say("log-ratio       [{:.12f}, {:.12f}]".format(*logs))
+
+
+def _plot(method: Any, file: Path | None) -> None:
+    """Draw the weight of a token's gradient over its ratio."""
+    if file is None:
+        from trustclip.report.weights import bars
+
+        return say(bars(method))
+    from trustclip.report.draw.figures import every_gate
+
+    file.write_text(every_gate({str(method): method}), encoding="utf-8")
+    say(file)
 
 
 def _print_thresholds(method: Any) -> None:

@@ -21,6 +21,7 @@ from trustclip.support.names import unknown
 
 _HEADS = Literal["auto", "trustclip", "trl"]
 _DECODERS = Literal["auto", "transformers"]
+_METRICS = Literal["brief", "full"]
 
 if TYPE_CHECKING:
     _Methods = list[Any]
@@ -62,14 +63,18 @@ class ConstrainedGRPOConfig(GRPOConfig):
         `trustclip.engines.trl.sampling` for the models it supports, with plain sampling, on a CPU;
         see ``docs/fast-paths.md``.
       share_prompts: score all completions of a prompt in a batch in one pass over that prompt, and
-        nothing over padding: exact, to rounding. For the Llama family with trustclip's head; pays
-        where prompts are long and batches hold several completions of each.
+        nothing over padding: exact, to rounding. None decides by the lengths of prompts and
+        completions, before training, and prints the decision. It needs the Llama family and
+        trustclip's head.
       whole_groups: the completions of a prompt stay together in a generation's updates, as far as
         they fit; TRL deals them out one by one. Fewer prompts an update, so more of each is shared.
       skip_zero_advantage: leave completions that cannot move the policy, those of zero advantage,
         out of the forward and backward pass wherever the gradient is the same without them.
+      metrics: ``"brief"`` logs what a person reads, at most 25 of our metrics; ``"full"`` all of
+        them. With a recorder (`trustclip.findings.live.recorder.Recorder`) a log always has all.
       exact_kl_every: log the exact KL divergence of each token, and how the gate agrees with one
-        on it, in every n-th generation; 0 for never. The training is bit for bit the same.
+        on it, in every n-th generation; 0 for never. The training is bit for bit the same, and to
+        rounding where prompts are shared, because these passes share none.
 
     Raises:
       ValueError: unknown method or hyper-parameter; a setting of TRL that cannot be honoured; a
@@ -95,15 +100,21 @@ class ConstrainedGRPOConfig(GRPOConfig):
     server_url: str = config_field("server_url")
     candidates: int | None = config_field("candidates")
     replay: bool = config_field("replay")
-    share_prompts: bool = _option(False, "Score the completions of a prompt in one pass over it.")
+    share_prompts: bool | None = _option(None, "One pass over each prompt; None: where it pays.")
     whole_groups: bool = _option(False, "Keep the completions of a prompt in one update.")
     skip_zero_advantage: bool = _option(True, "Skip completions that cannot change the policy.")
+    metrics: _METRICS = _option("brief", "What is logged: brief, or full for every metric.")
     shadows: _Methods | None = config_field("shadows")
     exact_kl_every: int = _option(0, "Log exact KL every n-th generation; 0: never.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, kinds in (("head", _HEADS), ("decoder", _DECODERS), ("server", Weights)):
+        for name, kinds in (
+            ("head", _HEADS),
+            ("decoder", _DECODERS),
+            ("server", Weights),
+            ("metrics", _METRICS),
+        ):
             allowed = get_args(kinds)
             if getattr(self, name) not in allowed:
                 raise ValueError(unknown(name, getattr(self, name), allowed))

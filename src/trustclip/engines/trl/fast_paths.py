@@ -4,7 +4,7 @@ A fast path replaces a part of TRL or Transformers only where the outcome is the
 or to rounding for the head, in distribution for the decoder, and in the gradient for skipping.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from typing import Any, Literal
 
 import torch
@@ -25,6 +25,12 @@ from trustclip.engines.trl.upstream import FUSED_HEAD
 #: one pass over each prompt.
 FastPath = Literal["head", "decoder", "skipping", "sharing"]
 
+#: Least share of an update's tokens for which prompts are shared unasked.
+_WORTH = 0.05
+
+#: Prompts whose lengths decide.
+_LOOKED_AT = 32
+
 #: Precision of the decoder by that of the trainer's passes; None for that of the weights.
 DTYPES = {"no": None, "bf16": torch.bfloat16}
 
@@ -32,6 +38,45 @@ DTYPES = {"no": None, "bf16": torch.bfloat16}
 def obstacle(path: FastPath, trainer: Any) -> str | None:
     """The reason why a trainer, once TRL has constructed it, cannot take a fast path, or None."""
     return next(_REASONS[path](trainer), None)
+
+
+def sharing_pays(trainer: Any) -> tuple[bool, str]:
+    """Whether an update takes fewer tokens where prompts are shared, and a sentence that says why.
+
+    Of an update's tokens, completions at their longest, sharing saves $(1 - 1/k) S / (S + T)$, with
+    $S$ the mean length of prompts, $T$ the longest completion and $k$ the completions of a prompt
+    that meet in a micro-batch.
+    """
+    if reason := obstacle("sharing", trainer):
+        return False, f"Prompts are not shared: {reason}."
+    if not (lengths := _prompt_lengths(trainer)):
+        return False, "Prompts are not shared: their lengths are not known before training."
+    prompt, longest = sum(lengths) / len(lengths), trainer.max_completion_length
+    together = _completions_together(trainer)
+    saved = (1 - 1 / together) * prompt / (prompt + longest)
+    of = f"of {prompt:.0f} tokens and completions of up to {longest}"
+    if saved < _WORTH:
+        return False, f"Prompts are not shared: with prompts {of} that would save {saved:.0%}."
+    return True, f"Prompts are shared: with prompts {of} that saves {saved:.0%} of the tokens."
+
+
+def _prompt_lengths(trainer: Any) -> list[int]:
+    """Tokens of the first prompts of the data; empty where they can be seen in training alone."""
+    data = trainer.train_dataset
+    if not (isinstance(data, Sized) and hasattr(trainer, "_tokenize_prompts")) or trainer.tools:
+        return []
+    prompts = [data[place]["prompt"] for place in range(min(len(data), _LOOKED_AT))]  # type: ignore[index]
+    return [len(ids) for ids in trainer._tokenize_prompts(prompts)[0]]
+
+
+def _completions_together(trainer: Any) -> float:
+    """Completions of one prompt that a micro-batch has, on average."""
+    args, each = trainer.args, trainer.num_generations
+    if args.whole_groups:
+        return min(each, args.per_device_train_batch_size)
+    part = args.gradient_accumulation_steps / args.steps_per_generation  # of a generation
+    present = 1 - (1 - min(part, 1)) ** each  # share of the prompts that an update has
+    return max(1, min(each * part / present, args.per_device_train_batch_size))
 
 
 def unrecorded(trainer: Any) -> str | None:

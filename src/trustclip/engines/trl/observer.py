@@ -6,7 +6,7 @@ are TRL's, so the weights are the same to the last bit.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,13 +23,16 @@ from trustclip.engines.trl.upstream import GRPOTrainer
 _SAMPLER = "vllm_importance_sampling"
 
 
-def observe(trainer: Any, shadows: Iterable[Any] = ()) -> Any:
+def observe(
+    trainer: Any, shadows: Iterable[Any] = (), metrics: Literal["brief", "full"] = "brief"
+) -> Any:
     """Log ``trustclip/*`` of a plain `trl.GRPOTrainer`: what its clip does, and what others would.
 
     Args:
       trainer: the trainer, before its training; the same object is returned, its loss untouched.
       shadows: methods to watch with: names, mappings of a ``name`` and hyper-parameters, or
         `trustclip.Method`; see `trustclip.constraints.shadow`.
+      metrics: which of our metrics are logged; see `ConstrainedGRPOConfig`.
 
     Returns:
       The trainer.
@@ -55,7 +58,7 @@ def observe(trainer: Any, shadows: Iterable[Any] = ()) -> Any:
     # A subclass created on the spot: `super()` is whatever class the trainer has.
     observed: Any = trainer
     observed.__class__ = type(f"Observed{cls.__name__}", (_Observed, cls), {})
-    observed.method, observed._scored = acting, None
+    observed.method, observed._scored, observed.metrics = acting, None, metrics
     observed._watch_with(watched)
     attach_recorders(observed)
     return trainer

@@ -147,7 +147,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             raise ValueError(f"`args` must be a ConstrainedGRPOConfig, got {type(args).__name__}.")
         if problem := by_unsloth(grpo_trainer.GRPOTrainer):  # imported after this module
             raise ValueError(problem)
-        self.method = args.constraint()
+        self.method, self.metrics = args.constraint(), args.metrics
         self._phase: Generating | Training | None = None
         self._watch_with(args.watched())
         self._update = diagnostics.Window()  # of the update under way, for thresholds that adapt
@@ -203,7 +203,11 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
 
     def _install_head(self) -> Request | None:
         """Install trustclip's output head in the model if that is requested or faster."""
-        if self.args.share_prompts and (reason := fast_paths.obstacle("sharing", self)):
+        if self.args.share_prompts is None:
+            self.args.share_prompts, decision = fast_paths.sharing_pays(self)
+            if self.accelerator.is_main_process:
+                print(decision)
+        elif self.args.share_prompts and (reason := fast_paths.obstacle("sharing", self)):
             raise ValueError(f"share_prompts cannot serve this model: {reason}. Leave it out.")
         if self._takes("head"):
             request = use_head(self._unwrapped(), self.temperature)

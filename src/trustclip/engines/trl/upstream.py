@@ -62,6 +62,7 @@ MEMBERS = (
     "_prepare_inputs",
     "_step",
     "_tag_names",
+    "_tokenize_prompts",
     "_total_train_tokens",
     "aux_loss_enabled",
     "beta",
@@ -92,7 +93,7 @@ MEMBERS = (
 )
 
 #: Members that a tested release did without: TRL 1.14 had one end, and Transformers' loading.
-_ADDED = {"eos_token_ids", "_load_optimizer_and_scheduler"}
+_ADDED = {"eos_token_ids", "_load_optimizer_and_scheduler", "_tokenize_prompts"}
 
 #: Parameters of TRL's methods that this engine overrides: all, or those before "...".
 PARAMETERS = {

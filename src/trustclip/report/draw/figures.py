@@ -14,8 +14,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from markupsafe import Markup
 
-from trustclip.constraints.base import methods
-from trustclip.constraints.registry import method
+from trustclip.constraints.base import Method
 from trustclip.report.draw.inline import panels_for_page
 from trustclip.report.draw.marks import (
     BANDS,
@@ -260,16 +259,9 @@ def _columns(width: float, names: Iterable[str]) -> int:
     return max(1, int(width / (0.5 + 0.08 * max(map(len, names)))))
 
 
-def every_gate(only: str = "") -> str:
-    """SVG of the gradient weight over the ratio of methods at their defaults.
-
-    They are those of names separated by commas, or all.
-
-    Raises:
-      ValueError: no method has such a name.
-    """
-    names = [name.strip() for name in only.split(",") if name.strip()] or methods()
-    curves = {name: curve(method(name)) for name in names}
+def every_gate(chosen: Mapping[str, Method]) -> str:
+    """SVG of the gradient weight over the ratio, a panel with its title for each method."""
+    curves = {title: curve(one) for title, one in chosen.items()}
     columns = min(len(curves), 4)
     lines = -(-len(curves) // columns)
     size = (9.6, 1.75 * lines) if columns > 1 else (5.0, 3.0)

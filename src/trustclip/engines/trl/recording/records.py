@@ -4,7 +4,7 @@ import numbers
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,20 @@ from trustclip.engines.trl.inputs import token_mask
 from trustclip.engines.trl.recording.mismatch import Mismatch
 from trustclip.engines.trl.recording.shares import gate_counts, gate_shares
 from trustclip.engines.trl.recording.tokens import TokenSampler
+
+#: Metrics that a log has for whoever reads it without our programs, beside those of methods and
+#: settings that have some of their own (`_ASKED_FOR`). ``docs/metrics.toml`` says what to do.
+BRIEF = {
+    *("gated", "gated/positive_above", "gated/positive_below", "gated/negative_above"),
+    *("gated/negative_below", "advantage_cut", "ratio", "ratio_q01", "ratio_q99", "k3", "ess"),
+    *("off_policy", "entropy", "tokens", "nonfinite", "zero_advantage"),
+}
+#: Those of a sampler that is another program than the trainer.
+BRIEF_OF_SAMPLER = {
+    *("sampler/k3", "sampler/abs", "sampler/sequence_ess"),
+    *("sampler/gated_old", "sampler/gated_rollout"),
+}
+_ASKED_FOR = ("threshold/", "penalty", "agreement/", "kl_", "shadow/", "drift/share")
 
 #: What TRL shows of the last generation: columns, and tables of them.
 _COLUMNS, _TABLES = ("prompt", "completion", "advantages"), ("rewards", "extra")
@@ -82,16 +96,21 @@ class Recorder(Protocol):
 class Recorded:
     """What every trainer here measures, logs and records; a mixin before TRL's class."""
 
+    args: Any
     accelerator: Any
     model: Any
     processing_class: Any
     state: Any
+    use_vllm: bool
+    rollout_func: Any
     num_generations: int
     reward_func_names: list[str]
     reward_weights: Tensor
     method: Method
     _metrics: Any
 
+    #: ``"full"`` logs every metric, as a recorder does; ``"brief"`` those of `BRIEF`.
+    metrics: Literal["brief", "full"] = "brief"
     #: Gets every generation and the gated share of its completions; see `Recorder`.
     recorder: Recorder | None = None
     #: Records a sample of completions token by token; set it on every rank or on none.
@@ -113,6 +132,12 @@ class Recorded:
     def _sum(self, x: Tensor) -> Tensor:
         """Sum over ranks."""
         return self.accelerator.reduce(x, reduction="sum")
+
+    @property
+    def _sampler_apart(self) -> bool:
+        """Whether another program than this one samples."""
+        served = getattr(self.args, "server", "none") != "none"
+        return bool(self.use_vllm or self.rollout_func or served)
 
     def _watch_with(self, shadows: list[Method]) -> None:
         self._shadows = shadows
@@ -220,8 +245,13 @@ class Recorded:
         mode = self._mode
         window, self._windows[mode] = self._windows[mode], WatchedWindow(self._shadows)
         summary = window.read(self._sum)
+        if self.recorder is None and self.metrics != "full":
+            shown = BRIEF | BRIEF_OF_SAMPLER if self._sampler_apart else BRIEF
+            logged = {k: v for k, v in summary.items() if k in shown or k.startswith(_ASKED_FOR)}
+        else:
+            logged = summary
         prefix = "trustclip/" if mode == "train" else "eval_trustclip/"
-        logs.update({prefix + name: value for name, value in summary.items()})
+        logs.update({prefix + name: value for name, value in logged.items()})
         if mode == "train" and summary:
             self._examine(summary)
         super().log(logs, start_time)  # type: ignore[misc]

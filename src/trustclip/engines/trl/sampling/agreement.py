@@ -15,6 +15,9 @@ from trustclip.engines.trl.sampling.decoding import Decoded
 #: Mean difference of log-probabilities by rounding alone, at most, nats a token.
 _ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
+#: Completions that are compared, at most.
+_COMPARED = 4
+
 
 @torch.no_grad()
 def disagreement(
@@ -22,10 +25,10 @@ def disagreement(
 ) -> str | None:
     """How a model's own pass differs from its decoder beyond rounding; None if it does not.
 
-    A difference is warned of. One batch of the completions is compared, in one pass of the model.
+    A difference is warned of. Some completions are compared, in one pass of the model.
     Every rank must ask for it, and all get the same answer.
     """
-    batch = trainer.args.per_device_train_batch_size
+    batch = min(trainer.args.per_device_train_batch_size, _COMPARED)
     prompts, decoded = prompts[:batch], decoded[:batch]
     length = max(len(one.tokens) for one in decoded)
     longest = max(map(len, prompts))

@@ -182,3 +182,18 @@ def test_what_programs_read_names_pages_commands_and_files_that_exist():
     for file in re.findall(r"\]\(([^)#:]+)\)", agents):
         assert (ROOT / file).exists(), file
     assert set(re.findall(r"`make ([\w-]+)`", agents)) <= TARGETS
+
+
+@pytest.mark.skipif(not find_spec("sphinx"), reason="Sphinx is not installed")
+def test_the_build_refuses_a_word_of_the_house_before_its_meaning(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(DOCS), *sys.path])
+    glossary = import_module("extensions.glossary")
+    meanings = re.findall(r"^## (.+)\n\w", (DOCS / "glossary.md").read_text("utf-8"), re.M)
+    assert set(glossary.WORDS) <= set(meanings) and len(set(meanings)) == len(meanings)
+    for page in PAGES:
+        name = page.relative_to(DOCS).as_posix() if page.is_relative_to(DOCS) else page.name
+        if not name.startswith(glossary.OTHERS):
+            assert glossary.undefined(page.read_text("utf-8")) == [], name
+    linked = "[The lag](glossary.md#lag) of a sample. A lag of 2.\n```\na guard\n```\n"
+    assert glossary.undefined(linked) == []
+    assert glossary.undefined("Its lag, see [lag](glossary.md#lag).") == ["lag"]

@@ -23,7 +23,7 @@ WORDS = {
 OTHERS = ("decisions", "glossary", "smollm2", "lab/", "methods/", "papers", "project/", "reference/")
 #: Text that is not read as words: code, directives, formulas, and the addresses of links.
 _SILENT = re.compile(
-    r"^(`{3,}|:{3,}).*?^\1[ \t]*$|<!--.*?-->|`[^`\n]*`|\$[^$\n]+\$|^#.*?$|(?<=\])\([^)]*\)", re.M | re.S
+    r"^(`{3,}|:{3,}).*?^\1[ \t]*$|<!--.*?-->|`[^`]+?`|\$[^$\n]+\$|^#.*?$|(?<=\])\([^)]*\)", re.M | re.S
 )
 #: A word may first stand in a link, or in a sentence that sets it off because it defines it.
 _TOLD = re.compile(r"\[[^\]]*\]|(?<!\*)(\*{1,2})[^*\n]+\1(?!\*)")

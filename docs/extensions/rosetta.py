@@ -34,6 +34,9 @@ method (`trustclip.policy_loss`).
 penalty`). PPO's adaptive penalty is `ppo_penalty`, KL-Cov's is `kl_cov`, and Kimi k1.5's loss
 is `reinforce + penalty(k2, tau, anchor=rollout, level=sequence)`. A KL penalty towards a frozen
 reference model bounds no update; every trainer adds its own.
+
+*Candidates* of verl's `clip_cov` are tokens that may be dropped. On all other pages
+[the word](glossary.md#candidates) means further tokens of a position.
 """
 
 

@@ -363,7 +363,9 @@ def learners(blocks: Blocks) -> str:
         alone = " alone" if len(arms) == 1 else ""
         each.append(f"at {rate_text(rate)} {join_words(arms or ['no arm'])}{alone}")
     low, high = each
-    return f"**{low.capitalize()} learned, {high}:** the end is above the start, Holm's p below 0.05."
+    return (
+        f"**{low.capitalize()} learned, {high}:** their end is above the start (Holm's p < 0.05)."
+    )
 
 
 def linear() -> str:

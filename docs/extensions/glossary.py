@@ -20,10 +20,20 @@ WORDS = {
     "twin": "twins?",
 }
 #: Pages with other readers, and pages that are made by the build.
-OTHERS = ("decisions", "glossary", "smollm2", "lab/", "methods/", "papers", "project/", "reference/")
+OTHERS = (
+    "decisions",
+    "glossary",
+    "smollm2",
+    "papers",
+    "lab/",
+    "methods/",
+    "project/",
+    "reference/",
+)
 #: Text that is not read as words: code, directives, formulas, and the addresses of links.
 _SILENT = re.compile(
-    r"^(`{3,}|:{3,}).*?^\1[ \t]*$|<!--.*?-->|`[^`]+?`|\$[^$\n]+\$|^#.*?$|(?<=\])\([^)]*\)", re.M | re.S
+    r"^(`{3,}|:{3,}).*?^\1[ \t]*$|<!--.*?-->|`[^`]+?`|\$[^$\n]+\$|^#.*?$|(?<=\])\([^)]*\)",
+    re.M | re.S,
 )
 #: A word may first stand in a link, or in a sentence that sets it off because it defines it.
 _TOLD = re.compile(r"\[[^\]]*\]|(?<!\*)(\*{1,2})[^*\n]+\1(?!\*)")

@@ -345,7 +345,7 @@ def told(blocks: Blocks) -> dict[str, str]:
         f"With Holm's correction, which the intervals lack, p is {p_clip}: the question is {both}.",
         "none": "**Without a constraint "
         f"{'something' if learned(blocks)[unlimited].any() else 'nothing'} was learned:** the end "
-        f"minus the start is {grown} points at the two rates. `atr` − `none` is "
+        f"minus the start is {grown} points at the two learning rates. `atr` − `none` is "
         f"{points(none.difference)} in the area, and the gain is {words['none']} (Holm's p "
         f"{none.p_holm:.3f}; by exact sign flips {none.flips * 2**count:.0f}/{2**count}, after "
         f"Holm {none.flips_holm:.3f}).",
@@ -361,10 +361,11 @@ def learners(blocks: Blocks) -> str:
     for rate, by_arm in zip(blocks.rates, learned(blocks).T, strict=True):
         arms = [f"`{ARMS[i]}`" for i in np.flatnonzero(by_arm)]
         alone = " alone" if len(arms) == 1 else ""
-        each.append(f"at {rate_text(rate)} {join_words(arms or ['no arm'])}{alone}")
+        each.append(f"{rate_text(rate)} {join_words(arms or ['no arm'])}{alone}")
     low, high = each
     return (
-        f"**{low.capitalize()} learned, {high}:** their end is above the start (Holm's p < 0.05)."
+        f"**At the learning rate {low} learned, at {high}:** their end is above the start "
+        "(Holm's p < 0.05)."
     )
 
 
@@ -386,9 +387,10 @@ def quotes(blocks: Blocks, folder: Path) -> dict[Path, str]:
     states = whole_states(folder)
     lead = (
         f"![{curves(blocks).title}](benchmarks/smollm2/curves.svg)\n\n"
-        f"[SmolLM2-135M](docs/smollm2.md) learned to count letters in {runs} planned runs "
-        f"({len(blocks.seeds)} of {PLANNED} blocks). *Area*: right answers in generations 4 to 16. "
-        "*End*: on new problems. `mirror`: `atr` with its bounds exchanged."
+        f"[SmolLM2-135M](docs/smollm2.md) learned to count letters, in {runs} planned runs "
+        f"({len(blocks.seeds)} of {PLANNED} blocks). The *area* is the share of right answers in "
+        "generations 4 to 16, the *end* that on new problems. `mirror` is `atr` with its bounds "
+        "exchanged."
     )
     return {
         README: "\n".join([f"{lead}\n", *(f"- {one}" for one in short)]),

@@ -54,9 +54,7 @@ def test_the_trl_example_runs_as_printed_after_the_demo(tmp_path, monkeypatch):
     assert main(["demo"]) == 0
     scope: dict = {}
     exec(BLOCKS[1], scope)
-    trainer = scope["trainer"]
-    lines = trainer.state.log_history
-    assert trainer.state.global_step == 2
+    lines = scope["trainer"].state.log_history
     assert any(line.get("reward", 0) > 0 for line in lines), "the model solves some"
     assert any("trustclip/gated" in line for line in lines)
 
@@ -65,16 +63,13 @@ def test_the_trl_example_is_accepted(tmp_path):
     from trustclip.engines.trl import ConstrainedGRPOConfig
 
     call = BLOCKS[1].split("args = ")[1].split("\ntrainer")[0]
-    args = eval(
-        call.replace('"out"', repr(str(tmp_path))),
-        {"ConstrainedGRPOConfig": ConstrainedGRPOConfig},
-    )
+    call = call.replace('"out"', repr(str(tmp_path)))
+    args = eval(call, {"ConstrainedGRPOConfig": ConstrainedGRPOConfig})
     assert args.constraint().name == "atr" and not args.schedule().inert
 
 
 def test_it_is_short_and_counts_the_methods():
-    words = [word for word in README.split() if re.search(r"\w", word)]  # no bars of tables
-    assert len(words) <= 800
+    assert sum(bool(re.search(r"\w", word)) for word in README.split()) <= 800  # no bars of tables
     assert f"among {len(tc.methods())} methods" in README
 
 

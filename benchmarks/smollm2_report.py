@@ -337,17 +337,18 @@ def told(blocks: Blocks) -> dict[str, str]:
     at_end, in_area = (points(one.difference) for one in clip)
     unlimited = ARMS.index("none")
     grown = " and ".join(points(paired(d)) for d in (blocks.end - blocks.start)[unlimited])
+    p_clip = " and ".join(f"{one.p_holm:.3f}" for one in clip)
+    both = " and ".join(dict.fromkeys(one.word for one in clip))
     return {
         "clip": f"**On the pretrained model {best} did best:** `atr` − `clip` is {at_end} points "
-        f"at the end, below 0 in {clip[0].below} of {count} blocks, and {in_area} in the area "
-        f"(uncorrected intervals; Holm's p {' and '.join(f'{one.p_holm:.3f}' for one in clip)}: "
-        f"{' and '.join(dict.fromkeys(one.word for one in clip))}).",
+        f"at the end, below 0 in {clip[0].below} of {count} blocks, and {in_area} in the area. "
+        f"With Holm's correction, which the intervals lack, p is {p_clip}: the question is {both}.",
         "none": "**Without a constraint "
         f"{'something' if learned(blocks)[unlimited].any() else 'nothing'} was learned:** the end "
-        f"minus the start is {grown} at two rates. `atr` − `none` is "
-        f"{points(none.difference)} in the area: {words['none']} (Holm's p {none.p_holm:.3f}; "
-        f"exact sign flips {none.flips * 2**count:.0f}/{2**count}, after Holm "
-        f"{none.flips_holm:.3f}).",
+        f"minus the start is {grown} points at the two learning rates. `atr` − `none` is "
+        f"{points(none.difference)} in the area, and the gain is {words['none']} (Holm's p "
+        f"{none.p_holm:.3f}; by exact sign flips {none.flips * 2**count:.0f}/{2**count}, after "
+        f"Holm {none.flips_holm:.3f}).",
         "rates": learners(blocks),
         "mirror": f"`atr` − `mirror` is {points(area['mirror'].difference)} in the area: "
         f"{words['mirror']}. {linear()}",
@@ -360,9 +361,12 @@ def learners(blocks: Blocks) -> str:
     for rate, by_arm in zip(blocks.rates, learned(blocks).T, strict=True):
         arms = [f"`{ARMS[i]}`" for i in np.flatnonzero(by_arm)]
         alone = " alone" if len(arms) == 1 else ""
-        each.append(f"at {rate_text(rate)} {join_words(arms or ['no arm'])}{alone}")
+        each.append(f"{rate_text(rate)} {join_words(arms or ['no arm'])}{alone}")
     low, high = each
-    return f"**{low.capitalize()} learned, {high}** (end above start, Holm's p below 0.05)."
+    return (
+        f"**At the learning rate {low} learned, at {high}:** their end is above the start "
+        "(Holm's p < 0.05)."
+    )
 
 
 def linear() -> str:
@@ -383,8 +387,10 @@ def quotes(blocks: Blocks, folder: Path) -> dict[Path, str]:
     states = whole_states(folder)
     lead = (
         f"![{curves(blocks).title}](benchmarks/smollm2/curves.svg)\n\n"
-        f"[SmolLM2-135M](docs/smollm2.md), {runs} planned runs; area: generations 4 to 16; "
-        "`mirror`: the bounds of `atr`, exchanged in the linear ratio."
+        f"[SmolLM2-135M](docs/smollm2.md) learned to count letters, in {runs} planned runs "
+        f"({len(blocks.seeds)} of {PLANNED} blocks). The *area* is the share of right answers in "
+        "generations 4 to 16, the *end* that on new problems. `mirror` is `atr` with its bounds "
+        "exchanged."
     )
     return {
         README: "\n".join([f"{lead}\n", *(f"- {one}" for one in short)]),

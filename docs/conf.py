@@ -29,6 +29,7 @@ extensions = [
     "extensions.docstrings",
     "extensions.elsewhere",
     "extensions.generated",
+    "extensions.glossary",
 ]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "_extra", "_templates"]

@@ -52,15 +52,16 @@ def index_page() -> str:
         f"`{a}` is `{spelled({'name': of, **by})}`" for a, (of, by) in ALIASES.items()
     )
     return (
-        "# Methods\n\nEvery constraint is one class in one file, with the defaults of its source. "
-        "*Trains in* is about the defaults; *your loop* is `trustclip.policy_loss`.\n\n"
+        "# Methods\n\nEach method has a page, and the defaults of its source. The last column says "
+        "where it trains with these defaults; *your loop* is `trustclip.policy_loss`. "
+        "[Which one should I take?](../choose.md)\n\n"
         f"{markdown_table(('method', 'what it does', 'trains in'), rows)}\n\n"
         f"Other names: {aliases}. [Combine and adapt them](../combine.md).\n\n"
         "::::{container} scrolls\n```{image} gates/all.svg\n:class: gate wide\n"
         ":alt: gradient weights\n```\n::::\n\n"
-        "*Weight c of a token's gradient c·A·∇log π over the ratio new/old, at each method's "
-        "defaults (old probability 0.3 where it matters; methods on the exact KL drawn as if it "
-        "were k3 of the token).*\n\n"
+        "*Horizontal: the ratio, how much likelier a token has become. Vertical: how much of its "
+        "gradient is left, at each method's defaults. If the old probability matters, it is 0.3; "
+        "if the exact KL matters, the token's k3 stands for it.*\n\n"
         f"```{{toctree}}\n:hidden:\n\n{tree}\n```\n"
     )
 
@@ -68,9 +69,9 @@ def index_page() -> str:
 ATLAS = """\
 # Atlas of gates
 
-Every method's gradient weight, ratio interval, formula and source; **+** draws methods next to each
-other. A gate that is an interval has a slider for each hyper-parameter; every other method is drawn
-at its defaults.
+The atlas shows every method's gradient weight, ratio interval, formula and source. **+** draws
+methods next to each other. If a gate is an interval, each hyper-parameter has a slider. Every other
+method is drawn at its defaults.
 
 <iframe class="atlas whole" src="../_static/atlas.html?embedded" title="atlas of gates"></iframe>
 """
@@ -89,9 +90,9 @@ def arena_page(root: Path) -> dict[str, str]:
 def commands_page() -> str:
     """Every command with its own help text."""
     parts = [
-        "# Commands\n\nAs the program prints them: `trustclip COMMAND --help`. Options that are "
-        "handed on keep the name they have there: `--max-completion-length`, `--num-generations` "
-        "and, for fine-tuning, `--max-length` are TRL's, `--max-tokens` is that of servers. "
+        "# Commands\n\nThis page is what `trustclip COMMAND --help` prints. Options that are "
+        "passed on keep their names: `--max-completion-length`, `--num-generations` and, for "
+        "fine-tuning, `--max-length` are TRL's names, `--max-tokens` is that of servers. "
         "`--output-dir` is the folder of a run; `--out` is one file.",
         "```text\n" + _help() + "\n```",
     ]
@@ -115,9 +116,10 @@ def _help(*command: str) -> str:
 def recipe_page(root: Path) -> str:
     """Every key of a recipe with its type, default and meaning, and the packaged example."""
     parts = [
-        "# Recipe\n\nA recipe is one YAML file; `trustclip run RECIPE` trains and evaluates "
-        "what it says. A key that is left out has the default below; a wrong one is refused with "
-        "its line and the nearest right name. Each is also a flag: `--rl.learning-rate 1e-5`.",
+        "# Recipe\n\nA recipe is one YAML file, and `trustclip run RECIPE` trains and evaluates "
+        "what it says. A key that you leave out has the default below. A wrong key is refused, "
+        "with its line and the nearest right name. Each key is also a flag: "
+        "`--rl.learning-rate 1e-5`.",
         "```yaml\n" + (root / "recipes" / "tiny.yaml").read_text(encoding="utf-8") + "```",
     ]
     for section, settings in SECTIONS.items():
@@ -138,20 +140,22 @@ PLACES = {"loss": "call", "log": "log", "verl": "verl"}
 def metrics_page() -> str:
     """Every logged metric, by group."""
     parts = [
-        "# Metrics\n\nEverything that is logged. A row of a run's `metrics.jsonl` has a `stage` "
-        "(`sft`, `rl`, `eval`, `sampler`, `notice`), a `step`, and the metrics below by name; "
-        "in a dashboard the stage stands before them (`rl/trustclip/gated`).\n\n"
-        "π_θ is the policy in training, π_old the one the update started from, π_b the sampler; a "
-        "metric with nothing in *between* is about one policy alone. *Over* is within a log line: "
-        "all its micro-batches, updates (`logging_steps`) and ranks, weighted by their counts. "
-        "Completions without an advantage are skipped in TRL where that changes no gradient, and "
-        "then counted in none of the metrics under `trustclip/`. A share is in [0, 1]; nats are "
-        "natural logarithms.\n\n"
-        "*In* says where: *call* is `policy_loss(...).metrics`, as (sum, count) without prefix; "
-        "*log* a log line of our trainer in TRL, of the observer of TRL's own, and of control; "
-        "*verl* engines that call a loss: each micro-batch divides by its own tokens, and verl "
-        "averages micro-batches and ranks without weights (SkyRL, NeMo RL, prime-rl and Tinker as "
-        "far as they give a loss the numbers)."
+        "# Metrics\n\nThis page lists everything that is logged. A row of a run's `metrics.jsonl` "
+        "has a `stage` (`sft`, `rl`, `eval`, `sampler`, `notice`), a `step`, and the metrics below "
+        "by name. In a dashboard the stage stands before the name (`rl/trustclip/gated`).\n\n"
+        "A share is in [0, 1]. Nats are natural logarithms. π_θ is the policy in training, π_old "
+        "the policy from which the updates began, π_b the sampler. *Between* names the two "
+        "policies that are compared; if it is empty, the metric is about one policy. *Over* says "
+        "what is averaged within a log line: all its micro-batches, updates (`logging_steps`) and "
+        "ranks, weighted by their counts. TRL skips completions without an advantage where that "
+        "changes no gradient, and they count in no metric under `trustclip/`.\n\n"
+        "*In* says where a metric is found:\n\n"
+        "- *call*: in `policy_loss(...).metrics`, as (sum, count) without prefix;\n"
+        "- *log*: in a log line of our trainer in TRL, of the observer of TRL's own, and of "
+        "control;\n"
+        "- *verl*: in engines that call a loss. Each micro-batch divides by its own tokens, and "
+        "verl averages micro-batches and ranks without weights. SkyRL, NeMo RL, prime-rl and "
+        "Tinker have these metrics as far as they give a loss the numbers."
     ]
     shown = [
         (f"`{g.prefix}{m.name}`", m.what, m.unit, m.todo)
@@ -218,8 +222,10 @@ def papers_page() -> str:
         for number, (title, names) in sorted(found.items())
     ]
     return (
-        "# Papers\n\nEach paper that a method here comes from, oldest first, and the name to call: "
-        '`tc.method("name")`.\n\n' + markdown_table(("paper", "arXiv", "method"), rows) + "\n"
+        "# Papers\n\nThe methods come from these papers, oldest first. The last column is the name "
+        'to call: `tc.method("name")`.\n\n'
+        + markdown_table(("paper", "arXiv", "method"), rows)
+        + "\n"
     )
 
 

@@ -7,8 +7,8 @@ from trustclip.support.text import markdown_table
 _INTRODUCTION = """\
 # What each engine computes, as a method
 
-One row per loss of a training engine, with the engine's defaults: the method that has the same
-gradient in every token's log-probability. The first row of an engine is its default.
+Each row is a loss of a training engine, with the engine's defaults, and the method that has the
+same gradient in every token's log-probability. The first row of an engine is its default.
 
 ```python
 import trustclip as tc
@@ -23,9 +23,9 @@ of tokens against the installed package, or against its published formula, writt
 `tests/support/engine_formulas.py`. The heading of each table says which, with the release or the
 date of the source; engines change their defaults.
 
-*Three policies.* An engine measures a token's ratio either from the proximal policy, whose
-log-probabilities it recomputes before the update, or from the policy that sampled: `anchored(...)`,
-or `anchor=rollout`.
+*Three policies.* The [anchor](glossary.md#anchor) is the policy from which an engine measures a
+token's ratio. It is either the proximal policy, whose log-probabilities the engine recomputes
+before the update, or the policy that sampled: `anchored(...)`, or `anchor=rollout`.
 
 *Aggregation* is what an engine does with the tokens' losses by default; it is no part of the
 method (`trustclip.policy_loss`).
@@ -34,6 +34,9 @@ method (`trustclip.policy_loss`).
 penalty`). PPO's adaptive penalty is `ppo_penalty`, KL-Cov's is `kl_cov`, and Kimi k1.5's loss
 is `reinforce + penalty(k2, tau, anchor=rollout, level=sequence)`. A KL penalty towards a frozen
 reference model bounds no update; every trainer adds its own.
+
+*Candidates* of verl's `clip_cov` are tokens that may be dropped. On all other pages
+[the word](glossary.md#candidates) means further tokens of a position.
 """
 
 

@@ -184,3 +184,15 @@ def test_what_programs_read_names_pages_commands_and_files_that_exist():
     for file in re.findall(r"\]\(([^)#:]+)\)", agents):
         assert (ROOT / file).exists(), file
     assert set(re.findall(r"`make ([\w-]+)`", agents)) <= TARGETS
+
+
+@pytest.mark.skipif(not find_spec("sphinx"), reason="Sphinx is not installed")
+def test_the_build_refuses_a_word_of_the_house_before_its_meaning(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(DOCS), *sys.path])
+    glossary = import_module("extensions.glossary")
+    meanings = re.findall(r"^## (.+)\n\w", (DOCS / "glossary.md").read_text("utf-8"), re.M)
+    assert set(glossary.WORDS) <= set(meanings) and len(set(meanings)) == len(meanings)
+    for page in PAGES:
+        if not name(page).removeprefix("docs/").startswith(glossary.OTHERS):
+            assert glossary.undefined(page.read_text("utf-8")) == [], name(page)
+    assert glossary.undefined("Its lag, see [lag](glossary.md#lag).") == ["lag"]

@@ -194,8 +194,10 @@ $(REAL)/.installed: requirements/real.txt requirements/hashes/real.txt pyproject
 	$(REAL)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@
 
+# Not part of .ci/run: where the index has no CPU build of torch for Python 3.12, this takes 5 GB.
 $(SKYRL)/.installed: requirements/skyrl.txt pyproject.toml
 	$(PYTHON312) -m venv $(SKYRL)
+	$(SKYRL)/bin/python -m pip install -q torch==2.13.0
 	$(SKYRL)/bin/python -m pip install -q --no-deps -r requirements/skyrl.txt
 	$(SKYRL)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@

@@ -459,7 +459,7 @@ def lost_answers(rng: Rng, repetitions: int) -> Iterator[Row]:
         def trial(share=share) -> tuple[bool, ...]:
             chances = difficulty(rng, 0.5, 240, 1.9)
             a, b = answers(rng, chances), answers(rng, chances)
-            lost = np.minimum(rng.binomial(a.total - a.right, share), a.total - 1)
+            lost = np.minimum(rng.binomial((a.total - a.right).astype(int), share), a.total - 1)
             left = paired_difference(Tally(a.right, a.total - lost), b, resamples=RESAMPLES)
             counted = paired_difference(a, b, resamples=RESAMPLES)
             return left.p <= 0.05, left.p <= 0.05 and counted.p <= 0.05

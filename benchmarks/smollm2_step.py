@@ -142,7 +142,8 @@ def floor(trainer: Any, made: Any, updates: int) -> float:
         for tokens, times, back in passes:
             key = (tokens, *layer.weight.shape, back, trains)
             if key not in timed:
-                timed[key] = _products(tokens, *layer.weight.shape, dtype, 1 + back + back * trains)
+                out, into = layer.weight.shape
+                timed[key] = _products(tokens, out, into, dtype, 1 + back + back * trains)
             total += times * timed[key]
     return total
 

@@ -6,6 +6,7 @@ python lab/benchmarks/method_cost.py --help
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 from printed import measured
 from torch import Tensor
@@ -82,7 +83,7 @@ def _losses(batch: TokenBatch, options: MethodOptions) -> Table:
 
     old, advantages, mask, atr = batch.logp_old, batch.advantages, batch.mask, tc.method("atr")
 
-    def made(logp: Tensor, **fields: Tensor) -> TokenBatch:
+    def made(logp: Tensor, **fields: Any) -> TokenBatch:
         return tc.TokenBatch(logp, old, advantages, mask, **fields)
 
     def by_hand(logp: Tensor) -> Tensor:

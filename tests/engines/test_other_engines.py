@@ -178,14 +178,28 @@ def test_the_graph_on_tinkers_server_has_the_methods_gradient(
     assert not [node.target for node in client.sent.nodes if "aten" in node.target]
 
 
-def test_what_tinkers_server_cannot_compute_is_refused_before_it_is_sent() -> None:
+#: A method whose steps depend on its numbers, which no graph can take.
+BRANCHES = """
+import trustclip as tc
+
+@tc.definition
+class Branches(tc.Method):
+    name = "branches"
+
+    def surrogate(self, batch):
+        return tc.method("clip" if batch.log_ratio.max() > 1 else "kl2").surrogate(batch)
+"""
+
+
+def test_what_tinkers_server_cannot_compute_is_refused_before_it_is_sent(tmp_path: Path) -> None:
     from trustclip.engines import tinker as ours
 
     nobody: Any = None  # nothing may be asked of the client
     with pytest.raises(ValueError, match="'tis' would do nothing; name its inner method"):
         ours.server_loss(nobody, "tis")
-    with pytest.raises(ValueError, match="'f_divergence' cannot run on Tinker's server with these"):
-        ours.server_loss(nobody, "f_divergence", divergence="js")
+    (tmp_path / "branches.py").write_text(BRANCHES)
+    with pytest.raises(ValueError, match="'branches' cannot run on Tinker's server with these"):
+        ours.server_loss(nobody, f"{tmp_path / 'branches.py'}:Branches")
 
 
 def test_a_graph_that_follows_its_example_alone_is_not_sent(

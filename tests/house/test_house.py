@@ -187,7 +187,6 @@ _JOINS = {
         "self.folder / f'{_WRITING}{self.path(step).name}'": "a number",
         "path.with_name(f'{_REMOVING}{path.name}-{secrets.token_hex(4)}')": "a path of ours",
     },
-    "train/durable/mirror.py": {"part.with_name(f'{part.name}-{_JOURNAL}')": "a path of ours"},
     "train/runs/directory.py": {
         "self.path / f'attempt-{number}'": "a number",
         "folder / self._name(path)": "a file that the folder lists",
@@ -290,6 +289,7 @@ _OPENERS = {
 }
 _OPENS = {
     ("logs/names.py", "loads"): "a file of this package",
+    ("report/foreign.py", "loads"): "text that `support/reading.py` has opened",
     ("logs/names.py", "read_text"): "a file of this package",
     ("logs/recognise.py", "iterdir"): "folders alone, and links are passed over",
     ("logs/verl.py", "iterdir"): "what is no file of the folder is passed over",
@@ -297,7 +297,6 @@ _OPENS = {
     ("logs/score_curves.py", "glob"): "folders of logs, those that links lead outside passed over",
     ("report/compared.py", "read_bytes"): "a figure that was just drawn",
     ("logs/reader.py", "glob"): "names for a message, and whether there is any",
-    ("report/microscope.py", "read_text"): "files of this package",
     ("findings/live/recorder.py", "loads"): "its own text",
 }
 

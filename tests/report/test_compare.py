@@ -172,7 +172,7 @@ def test_collapsed_runs_are_a_rate_and_their_mean_has_no_interval(tmp_path):
     rows = [row.split() for row in text.splitlines() if row.split()[:2] == ["Mean@4", "average"]]
     assert [row[6].startswith("[") for row in rows] == [True, False]  # the score's interval
     figure = training_figure(group_runs([read_run(path) for path in clip + atr]))
-    assert figure is not None and "none is drawn" in figure.caption
+    assert figure is not None and "No band is drawn" in figure.caption
     bands = {m.name for panel in figure.panels for m in panel.marks if m.style == "band"}
     assert bands == {"clip ε=0.2"}
 

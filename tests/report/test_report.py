@@ -3,10 +3,12 @@
 import base64
 import hashlib
 import json
+import math
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html import escape
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -232,7 +234,8 @@ def test_an_unfinished_run_is_compared_where_both_have_been(tmp_path):
     (first, second) = (read_run(tmp_path / name).evaluations[1] for name in "ab")
     mine, other = ([a for p in e.answers.values() for a in p.values()] for e in (second, first))
     expected = stats.paired_difference(mine, other, ["amc23"] * 20 + ["aime24"] * 10)
-    assert c.difference == expected
+    assert c.difference is not None and math.isnan(c.difference.p)  # one run each has no p-value
+    assert replace(c.difference, p=expected.p) == expected
     assert report.headline.endswith("Not all runs are finished.")
     assert "1 of 2 runs is not finished; the results below are preliminary." in texts(report)
 
@@ -247,7 +250,7 @@ def test_runs_that_cannot_be_compared_say_why(tmp_path):
     why = "not compared: the problems differ, or the samples are missing"
     assert by_label["clip ε=0.2"].verdict == why
     kl2 = by_label["kl2 δ=0.07"]
-    assert kl2.difference is not None and kl2.p_holm == kl2.difference.p  # a family of one
+    assert kl2.difference is not None and math.isnan(kl2.p_holm)  # one run each
 
 
 # Tables

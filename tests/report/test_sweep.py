@@ -102,7 +102,7 @@ def report(tmp_path_factory):
         f"{label}@{noise}": Spec(atr if label == "atr" else clip, gain=gain, gated=0.01 + noise)
         for (label, noise), gain in gains.items()
     }
-    make_suite(out, specs, reference="atr")
+    make_suite(out, specs, seeds=(0, 1, 2), reference="atr")
     suite = yaml.safe_load((out / "suite.yaml").read_text())
     for entry in suite["runs"].values():
         entry["label"], _, noise = entry["label"].partition("@")
@@ -118,11 +118,11 @@ def test_a_report_has_a_reference_in_every_setting(report):
     assert [(c.group.label, c.reference.setting) for c in report.compared] == [
         ("clip", setting) for setting in settings
     ]
-    assert all(len(group.runs) == 2 for group in report.groups)
+    assert all(len(group.runs) == 3 for group in report.groups)
     names = [panel.marks[0].name for panel in report["scores"].figures[0].panels[:1]]
     assert names == ["clip at reward_noise 0.2"]
     assert any("within their setting only" in finding.text for finding in report.findings)
-    assert report.subject.startswith("2 methods · 8 runs")
+    assert report.subject.startswith("2 methods · 12 runs")
     told = " ".join(finding.text for finding in report.findings)
     assert "clip at reward_noise 0 (" in told and "clip at reward_noise 0.2: atr is better" in told
     assert re.search(r"atr at reward_noise 0\.2 10\.\d\d.%", told)  # 21 % late, none at first

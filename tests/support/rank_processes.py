@@ -70,7 +70,7 @@ def only_of_first_rank(prompts, completions, **_) -> list[float]:
     return [r if first + i < GLOBAL_BATCH // 2 else 0.5 for i, r in enumerate(dense)]
 
 
-ATR = {"method": {"name": "atr", "delta": 0.01}}
+ATR: dict[str, Any] = {"method": {"name": "atr", "delta": 0.01}}
 
 HELD = {"controller": "target_gate", "share": 0.02, "initial": 0.01}
 

@@ -1,4 +1,7 @@
-"""Input and output of a method: typed, frozen, every tensor ``[batch, time]``."""
+"""Input and output of a method: typed, frozen, every tensor ``[batch, time]``.
+
+In one file because a field, its checks and its meaning are one contract.
+"""
 
 import math
 import warnings

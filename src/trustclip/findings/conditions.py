@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trustclip.findings.evaluated import answers_of
+from trustclip.findings.facts import ALIKE, FAMILIES
 from trustclip.findings.finding import Finding
 from trustclip.findings.groups import Group, by_setting
 from trustclip.logs.answers import usual
@@ -65,8 +66,6 @@ def _samples(evaluations: Sequence[Evaluation]) -> int:
 
 #: Sign that ends what problems of one template share in their ids, and a number in a text.
 _SIGN, _NUMBER = re.compile(r"[-_/.:#](?=[^-_/.:#]*$)"), re.compile(r"\d+(?:[.,]\d+)*")
-#: Fewer families, or more for each problem, are no templates: a subject, a single task, chance.
-_FAMILIES, _ALIKE = 10, 0.5
 
 
 def families(runs: Sequence[Run]) -> Iterator[Finding]:
@@ -82,7 +81,7 @@ def families(runs: Sequence[Run]) -> Iterator[Finding]:
     }
     for what, stems in written.items():
         count = len(set(stems))
-        if _FAMILIES <= count <= _ALIKE * len(stems):
+        if FAMILIES <= count <= ALIKE * len(stems):
             yield Finding(
                 "comparison/families",
                 "warning",

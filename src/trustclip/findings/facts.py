@@ -34,6 +34,12 @@ COLLAPSED = 0.05
 #: Fewest values whose scatter about a line is an estimate.
 SCATTERED = 4
 
+# Comparison.
+#: Fewest families of problems that templates made: fewer are subjects, or one task.
+FAMILIES = 10
+#: Most families for each problem: with more, ids are alike by chance.
+ALIKE = 0.5
+
 # Learning signal.
 #: Mean reward above which lower entropy and idle groups are expected: the problems are solved.
 SOLVED = 0.8

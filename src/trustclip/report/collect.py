@@ -91,9 +91,9 @@ def collect(
     Raises:
       ValueError: no path, or one that is not a run directory.
     """
-    runs = read_all(paths, choice or Choice())
-    if not runs:
+    if not paths:
         raise ValueError("a report needs at least one run directory.")
+    runs = read_all(paths, choice or Choice())
     groups = group_runs(runs, reference)
     by_mean, by_pass = compare(groups, "mean"), compare(groups, "pass")
     tables = [results.single_table(groups)] if results.columns(groups) else []

@@ -10,7 +10,6 @@ from typing import Any
 from trustclip import stats
 from trustclip.findings.comparison import Compared
 from trustclip.findings.groups import Group
-from trustclip.report.draw import figures
 from trustclip.report.draw.plots import forest_figure
 from trustclip.report.results import p_text
 from trustclip.report.tables import latex_text
@@ -82,6 +81,8 @@ def draw(groups: Sequence[Group], compared: Sequence[Compared], path: Path) -> N
     """
     if path.suffix not in (".svg", ".pdf"):
         raise ValueError(unknown("kind of figure", path.suffix, (".svg", ".pdf")))
+    from trustclip.report.draw import figures
+
     figure = forest_figure(groups, compared)
     assert figure is not None  # runs without a score are refused before
     with tempfile.TemporaryDirectory() as folder:

@@ -19,14 +19,15 @@ def grpo_config(settings: RLStage, output_dir: Path, seed: int = 0) -> "DurableG
     """
     from trustclip.train.trainers import DurableGRPOConfig
 
-    arguments = _arguments(settings, output_dir, seed) | {
+    arguments: dict[str, Any] = _arguments(settings, output_dir, seed) | {
         "top_k": 0,  # off: samples must follow the policy whose ratio is constrained
         "reward_weights": settings.reward_weights,
         # Dropout makes two passes of one policy differ, and so the ratio before any update.
         "disable_dropout": True,
     }
     # A recipe's numbers are those of earlier releases, to the last digit, unless it says otherwise.
-    return DurableGRPOConfig(**{"share_prompts": False} | arguments | settings.trl)
+    given: dict[str, Any] = {"share_prompts": False, **arguments, **settings.trl}
+    return DurableGRPOConfig(**given)
 
 
 def sft_config(settings: SFTSettings, output_dir: Path) -> "SFTConfig":

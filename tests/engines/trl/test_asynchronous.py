@@ -12,12 +12,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trl.experimental.async_grpo import (
-    AsyncGRPOConfig,
-    AsyncGRPOTrainer,
-    async_grpo_trainer,
-    packing,
-)
+from trl.experimental.async_grpo import async_grpo_trainer, packing
+from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
+from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 from trl_runs import fresh_model
 

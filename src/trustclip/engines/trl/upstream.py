@@ -206,7 +206,7 @@ def asynchronous_trainer() -> type:
       ImportError: this release has none, or another one.
     """
     try:
-        from trl.experimental.async_grpo import AsyncGRPOTrainer
+        from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
     except ImportError:
         missing = ["trl.experimental.async_grpo"]
     else:

@@ -64,7 +64,8 @@ def _named(panel: Panel, found: re.Match[str]) -> str:
     mark = panel.marks[int(found[1])]
     group = mark.series if mark.group is None else mark.group
     values = mark.x if panel.across else mark.y
-    points = [(x, v) for x, v in zip(mark.x, values, strict=True) if v is not None and v == v]
+    # A band has two edges and no values.
+    points = [(x, v) for x, v in zip(mark.x, values, strict=False) if v is not None and v == v]
     texts = iter(
         escape(f"{mark.name}: {v:.4g}" + ("" if panel.across else f" at {_written(x)}"))
         for x, v in points

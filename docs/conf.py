@@ -1,5 +1,6 @@
 """The documentation site: `make docs` builds it from these pages, the package and its data."""
 
+import logging
 import sys
 from pathlib import Path
 
@@ -12,6 +13,9 @@ sys.path[:0] = [
 ]
 
 import trustclip  # noqa: E402
+
+# It says every table of every font that a figure's PDF embeds.
+logging.getLogger("fontTools").setLevel(logging.WARNING)
 
 project = "trustclip"
 author = "the trustclip authors"

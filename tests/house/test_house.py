@@ -289,7 +289,6 @@ _OPENERS = {
 }
 _OPENS = {
     ("logs/names.py", "loads"): "a file of this package",
-    ("report/foreign.py", "loads"): "text that `support/reading.py` has opened",
     ("logs/names.py", "read_text"): "a file of this package",
     ("logs/recognise.py", "iterdir"): "folders alone, and links are passed over",
     ("logs/verl.py", "iterdir"): "what is no file of the folder is passed over",

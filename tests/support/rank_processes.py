@@ -104,7 +104,7 @@ def trainer_of(
     trainer = kind(
         model=model,
         reward_funcs=reward,
-        args=DurableGRPOConfig(output_dir=str(folder), **{**common, **settings}),
+        args=DurableGRPOConfig(output_dir=str(folder), **{**common, "metrics": "full", **settings}),
         train_dataset=Dataset.from_dict({"prompt": trl_runs.PROMPTS}),
         processing_class=tokenizer,
         callbacks=callbacks,

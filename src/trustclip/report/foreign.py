@@ -16,7 +16,7 @@ import numpy as np
 from trustclip.logs.recognise import looked_for
 from trustclip.logs.tokens import TokenRow
 from trustclip.support import parquet
-from trustclip.support.reading import content
+from trustclip.support.reading import content, parse_json
 
 Row = Mapping[str, Any]
 
@@ -86,17 +86,18 @@ def _rows(path: Path) -> list[Row]:
     packed = content(path)
     if packed[:2] == b"\x1f\x8b":
         packed = gzip.GzipFile(fileobj=io.BytesIO(packed)).read(LARGEST)
-    text = packed.decode("utf-8", "replace")
-    if text.lstrip()[:1] not in ("{", "["):
+    if packed.lstrip()[:1] not in (b"{", b"["):
         raise ValueError(f"{path} is neither JSON, JSON lines nor Parquet: {looked_for()}.")
     try:
-        return list(_listed(json.loads(text), {}))
+        return list(_listed(parse_json(packed), {}))
     except ValueError:
-        lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+        lines = [line for line in packed.splitlines() if line.strip()]
     try:
-        return [row for number, line in lines for row in _listed(json.loads(line), {})]
-    except ValueError:
-        raise ValueError(f"{path} is neither JSON nor JSON lines: {looked_for()}.") from None
+        return [row for line in lines for row in _listed(parse_json(line), {})]
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is neither JSON nor JSON lines: {looked_for()}: {error}."
+        ) from None
 
 
 def _listed(value: Any, above: Row) -> Iterator[Row]:

@@ -107,11 +107,6 @@ def check_sampler(trainer: Any) -> None:
             "`server` gets the policy's weights from one process, and FSDP and DeepSpeed shard "
             "them: use DDP, or use_vllm."
         )
-    if sharded and "logp_average" in trainer.method.requires:
-        raise ValueError(
-            f"{trainer.method.name!r} needs an average of the weights, and FSDP and DeepSpeed "
-            "shard them: use DDP, or another anchor."
-        )
     # TRL refuses it in its own config, and does not see it in a file of accelerate's.
     sizes = trainer.accelerator.parallelism_config
     if sizes is not None and (sizes.cp_enabled or sizes.sp_enabled):

@@ -50,7 +50,7 @@ from trustclip.engines.trl.sampling.agreement import disagreement
 from trustclip.engines.trl.sampling.decoding import Decoder
 from trustclip.engines.trl.sampling.generate import stoppable
 from trustclip.engines.trl.sampling.server import Following
-from trustclip.engines.trl.scoring import average, candidates, hidden, sharing, skipping
+from trustclip.engines.trl.scoring import candidates, hidden, sharing, skipping
 from trustclip.engines.trl.scoring.exact_kl import KLWatch
 from trustclip.engines.trl.scoring.forward import Request, use_head
 from trustclip.engines.trl.upstream import (
@@ -131,7 +131,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         "windows": dict[Literal["train", "eval"], _WINDOW],
         "method": schemas.Numbers,
         "old_head": Tensor | None,
-        "average": NotRequired[list[int | float | list[Tensor]]],
+        "average": NotRequired[Any],  # in checkpoints of an earlier release
         "logs": dict[str, Any],
     }
     #: Arguments that give them their meaning.
@@ -169,8 +169,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         self._server = None if args.server == "none" else Following(self)
         if self.rollout_func is not None:
             self.rollout_func = sampled.same_lengths(self.rollout_func)
-        decay = average.decay_of(self.method)
-        self._average = None if decay is None else average.Average(self._unwrapped(), decay)
         self._examined = False  # whether samples have been checked
         self._likeliest = args.kept_candidates()
         if self.use_vllm and self._likeliest:
@@ -412,12 +410,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             return values if rows is None else values[rows]
 
         input_ids, mask = select(input_ids), select(mask)
-        anchor = None
-        # Before the pass with a graph, whose weights must remain the policy's until backward.
-        if self._average is not None:
-            self._average.follow(self.state.global_step)
-            with self._average.in_place():
-                anchor, *_ = self._score(None, model, input_ids, mask, *args, **kw)
         policy = "new" if self._watch.wants(inputs) and not on_policy else None
         ids = inputs.get(candidates.CANDIDATES[0])
         ids = None if ids is None else select(ids)
@@ -434,9 +426,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         if on_policy:  # so that the ratio is exactly 1; not earlier: skipped rows use the old ones
             inputs.pop("old_per_token_logps", None)
         measured = {"entropy": entropies.detach(), **kl}  # [batch, time] each
-        if anchor is not None:  # a skipped completion counts as one at ratio 1
-            whole = anchor if rows is None else skipping.spread(anchor, rows, logps)
-            measured["logp_average"] = whole
         if further is not None and collision is not None:
             given = inputs, (further, collision), rows, on_policy
             measured["candidates"] = candidates.of_inputs(*given)
@@ -539,11 +528,9 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         """Train as `transformers.Trainer` does, from its own checkpoints too.
 
         Data, generations and a server's lag begin anew in a second training, and updates are
-        counted from 0; weights, optimizer, thresholds and averaged weights go on.
+        counted from 0; weights, optimizer and thresholds go on.
         """
         self._step, self._buffered_inputs, self._last_closed = 0, None, 0
-        if self._average is not None:
-            self._average.recount()
         if self._server is not None:
             self._server.recount()
         self._forget_update()
@@ -584,7 +571,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             "windows": {mode: window.state_dict() for mode, window in self._windows.items()},
             "method": state(self.method),
             "old_head": self._watch.old_head,
-            "average": self._average.state() if self._average else [],
             "logs": stored_logs(self._logs) if self.log_completions else {},
         }
 
@@ -595,8 +581,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             self._windows[mode].load_state_dict(window)
         self.method = restored(self.method, progress["method"])
         self._watch.old_head = progress["old_head"]
-        if self._average and (state := progress.get("average")):
-            self._average.restore(state)
         restore_logs(self._logs, progress["logs"])
 
     def _forget_update(self) -> None:

@@ -49,7 +49,6 @@ from trustclip.engines.trl.sampling import returned, sampled
 from trustclip.engines.trl.sampling.agreement import disagreement
 from trustclip.engines.trl.sampling.decoding import Decoder
 from trustclip.engines.trl.sampling.generate import stoppable
-from trustclip.engines.trl.sampling.server import Following
 from trustclip.engines.trl.scoring import candidates, hidden, sharing, skipping
 from trustclip.engines.trl.scoring.exact_kl import KLWatch
 from trustclip.engines.trl.scoring.forward import Request, use_head
@@ -165,8 +164,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             super().__init__(model, reward_funcs, args, **kwargs)
         self.importance_sampling_level = "token"  # the method's own level is in its gradient
         self._open_clip()
-        fast_paths.check_sampler(self)  # before a server is contacted or the model is changed
-        self._server = None if args.server == "none" else Following(self)
+        fast_paths.check_sampler(self)  # before the model is changed
         if self.rollout_func is not None:
             self.rollout_func = sampled.same_lengths(self.rollout_func)
         self._examined = False  # whether samples have been checked
@@ -236,7 +234,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             self._phase, self.unfinished = None, "update"
         ids, old = output["completion_ids"], output.get("old_per_token_logps")
         self._number_completions(output)  # first: keys of tokens and all records use the numbers
-        output["sampled"] = output["generated"] - phase.lag
         scored = phase.result_of(old)
         if scored.entropies is not None:
             output["entropy_old"] = scored.entropies
@@ -283,9 +280,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         phase = self._phase
         if not isinstance(phase, Generating):
             return turn()
-        if self._server is not None:
-            ids, logps, phase.lag = self._server.sample(prompt_ids)
-            return ids, logps
         if not self._takes("decoder"):
             model = self._unwrapped()
             supplied = self.use_vllm or fast_paths.unrecorded(self)
@@ -440,9 +434,9 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         self._phase = phase = Training(dict(inputs))
-        if "sampled" in inputs:
+        if "generated" in inputs:
             # Updates since the sampler's weights, of each completion.
-            phase.inputs[LAG] = self.state.global_step - inputs["sampled"]  # [batch]
+            phase.inputs[LAG] = self.state.global_step - inputs["generated"]  # [batch]
         try:
             loss = super()._compute_loss(model, phase.inputs)
         finally:
@@ -527,12 +521,10 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as `transformers.Trainer` does, from its own checkpoints too.
 
-        Data, generations and a server's lag begin anew in a second training, and updates are
+        Data and generations begin anew in a second training, and updates are
         counted from 0; weights, optimizer and thresholds go on.
         """
         self._step, self._buffered_inputs, self._last_closed = 0, None, 0
-        if self._server is not None:
-            self._server.recount()
         self._forget_update()
         return super().train(resume_from_checkpoint, *args, **kwargs)
 

@@ -19,8 +19,6 @@ STANDS_OUT = 2.0
 TINY = 50
 #: Share of updates at a controller's limit above which its target is out of reach.
 AT_LIMIT = 0.5
-#: Fewest updates in each half of a run whose halves are compared.
-HALF = 4
 #: Mean log-ratio up to which a policy has not moved but for rounding, nats.
 STILL = 1e-5
 #: Mean log-ratio (nats) beyond which some token is outside the bounds of every usual clip.

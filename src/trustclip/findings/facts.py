@@ -117,9 +117,8 @@ PATIENCE = {"entropy_collapse": 3, "constant_reward": 10, "truncated": 3, "gate_
 WINDOW, FEWEST = 60, 12
 #: Standard errors from which on a slope is no noise, and factor that the trend line covers.
 SIGNIFICANT, FACTOR = 6.0, 2.0
-#: A jump: this factor, and this many standard deviations (from the median absolute deviation),
-#: beyond the median of the generations before it, of which there must be enough.
-JUMP, DEVIATIONS, JUMP_AFTER = 3.0, 8.0, 8
+#: Factor between fresh samples and those of any generation before them that is no noise.
+JUMP = 3.0
 #: Distance of the sampler (k3, nats per token) below which its trend is not worth a warning, and a
 #: rise of entropy that matters, nats.
 LEAST_MISMATCH, LEAST_RISE = 1e-6, 0.2

@@ -61,11 +61,10 @@ def _other_names() -> list[tuple[str, str]]:
 
 
 def _engines() -> int:
-    from trustclip.constraints.rosetta import ENGINES
-    from trustclip.report import rosetta
+    from trustclip.constraints import rosetta
 
     console = Terminal()
-    for engine in ENGINES.values():
+    for engine in rosetta.ENGINES.values():
         table = Table(*rosetta.HEADER, title=rosetta.title(engine), box=None, pad_edge=False)
         table.title_justify = "left"
         for column in table.columns:

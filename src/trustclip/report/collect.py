@@ -109,7 +109,6 @@ def collect(
     policies = [
         *_for_each(groups, mismatch.distance_figure),
         *_some(mismatch.quantile_figure(groups)),
-        *_for_each(groups, mismatch.lag_figure),
         *_for_each(groups, mismatch.drift_figure),
     ]
     training = [

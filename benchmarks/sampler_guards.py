@@ -25,11 +25,7 @@ KINDS = {
     "autocorrelated, 0.8": lambda rng: _autoregressive(0.8, rng),
 }
 Look = Callable[[list[float]], bool]
-LOOKS: dict[str, Look] = {
-    "rise": trends.rises,
-    "fall": trends.falls,
-    "jump": lambda values: trends.jumped(values) is not None,
-}
+LOOKS: dict[str, Look] = {"rise": trends.rises, "fall": trends.falls}
 
 
 def _independent(draw: Callable[[], float]) -> Iterator[float]:

@@ -42,7 +42,6 @@ LEFT_OUT = {
     "suite recipes/suites": "takes hours; a small suite runs instead",
     "report runs/noise-tiny": "of such a suite",
     "report runs/table3-tiny": "of such a suite",
-    "--follow": "goes on until Ctrl-C",
     "control": "needs the extra `control`",
     "arena": "takes hours",
     "explain trl-output/": "the log of another trainer",

@@ -1,7 +1,6 @@
 """The page ``docs/rosetta.md``: ``python docs/extensions/rosetta.py > docs/rosetta.md``."""
 
-from trustclip.constraints.rosetta import ENGINES
-from trustclip.report.rosetta import HEADER, cells, title
+from trustclip.constraints.rosetta import ENGINES, HEADER, cells, title
 from trustclip.support.text import markdown_table
 
 _INTRODUCTION = """\

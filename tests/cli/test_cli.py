@@ -82,12 +82,8 @@ def test_conform_says_whether_a_loss_is_a_method(tmp_path, capsys):
 def test_bounds_draws_a_method_of_ones_own(tmp_path):
     own = "from trustclip.methods.atr import ATR\n\n\nclass Mine(ATR):\n    pass\n"
     (tmp_path / "mine.py").write_text(own)
-    of = ("bounds", f"{tmp_path / 'mine.py'}:Mine", "--delta", "0.3", "--plot")
-    drawn = trustclip(*of).stdout.splitlines()
-    rows = {line[:5].strip(): line[5:].split() for line in drawn}
-    assert rows["1.80"] == ["1.80", "#" * 14, "1.80", "#" * 14]  # k3(1.8) = 0.212
-    assert rows["2.00"] == ["0.00", "2.00", "#" * 16]  # k3(2.0) = 0.307
-    done = trustclip(*of, str(tmp_path / "mine.svg"))
+    of = ("bounds", f"{tmp_path / 'mine.py'}:Mine", "--delta", "0.3")
+    done = trustclip(*of, "--plot", str(tmp_path / "mine.svg"))
     assert done.stdout.strip().endswith("mine.svg")
     assert "ratio new / old" in (tmp_path / "mine.svg").read_text()
 

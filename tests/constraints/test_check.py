@@ -117,7 +117,7 @@ def test_the_losses_of_other_engines_are_right(engine):
         tc.method("clip") + tc.penalty("k2", 1e-3),
         tc.method("centered", inner="clip") + tc.penalty("k2"),
         tc.method("centered", inner={"name": "tis", "inner": "clip"}),
-        tc.method("anchored", inner={"name": "tis", "inner": "clip"}, anchor="average"),
+        tc.method("anchored", inner={"name": "tis", "inner": "clip"}, anchor="interpolated"),
         tc.method("atr", delta=tc.controllers.target_gate(share=0.02)),
         tc.method("atr", delta=tc.controllers.per_token(by="p_old", scale=0.1)),
         tc.method("atr", delta=tc.controllers.per_token(by="entropy", scale=1.0)),

@@ -7,7 +7,6 @@ import pytest
 from trustclip.logs import names
 from trustclip.logs.log import gather
 from trustclip.report.console import explain
-from trustclip.stats.silent import samples_for, silent
 
 #: Of each trainer, an update's metrics as it names them, and what they are under our names.
 LOGGED = {
@@ -118,17 +117,3 @@ def test_no_clipped_token_beside_a_large_log_ratio_is_a_contradiction(
     assert ("The constraint was inert" in text) == inert
     assert (f"the mean log-ratio reached {moved:.2g} nats" in text) != inert
     assert ("raise the number of passes" in text) == inert
-
-
-def test_silent_groups_are_counted_and_planned() -> None:
-    for p in (0.02, 0.3, 0.5, 0.9):
-        for share in (0.5, 0.2, 0.05):
-            found = samples_for(p, share)
-            assert silent(p, found) <= share
-            assert found == 2 or silent(p, found - 1) > share
-    assert silent(0.0, 8) == silent(1.0, 8) == 1.0
-    for wrong in (0.0, 1.0):
-        with pytest.raises(ValueError, match="between 0 and 1"):
-            samples_for(wrong, 0.3)
-    with pytest.raises(ValueError, match="1 or more"):
-        silent(0.5, 0)

@@ -56,8 +56,8 @@ def gradient(method: tc.Method, batch: tc.TokenBatch, aggregation: str = "token_
 def test_on_policy_the_gradient_is_the_advantage(method: tc.Method, dtype: torch.dtype) -> None:
     batch = random_batch(method, dtype)
     batch = batch_for(method, batch.logp_old.clone(), *astuple(batch)[1:])
-    others = [n for n in ("logp_rollout", "logp_average") if getattr(batch, n) is not None]
-    batch = dataclasses.replace(batch, **dict.fromkeys(others, batch.logp_old))
+    if batch.logp_rollout is not None:
+        batch = dataclasses.replace(batch, logp_rollout=batch.logp_old)
     if (among := batch.candidates) is not None:
         batch = dataclasses.replace(
             batch, candidates=dataclasses.replace(among, logp=among.logp_old)
@@ -380,12 +380,11 @@ def test_every_number_is_seen(name: str) -> None:
     assert not unseen, f"{name}: nothing depends on {', '.join(sorted(unseen))}"
 
 
-#: Numbers that the rule of a sampled token does not see: of a draw at random, of an average that an
-#: engine makes, and of the pull on tokens that were not sampled, each with a test of its own; and
-#: BAPO's second step, which leads away from the target, so that its search ends at the limit.
+#: Numbers that the rule of a sampled token does not see: of a draw at random, and of the pull
+#: on tokens that were not sampled, each with a test of its own; and BAPO's second step, which leads
+#: away from the target, so that its search ends at the limit.
 NO_RULE = {
     "clip_cov": {"share", "cov_low", "cov_high"},
-    "anchored": {"decay"},
     "troll": {"alpha"},
     "bapo": {"low_step"},
 }

@@ -1,18 +1,15 @@
-"""Scores beside those of the clean test problems, in the summary of a run and in reports."""
+"""Scores of the clean test problems in the summary of a run, and what a report says of others."""
 
 import json
 from pathlib import Path
 
 import pytest
-from synthetic_runs import Spec, final_of, make_run
+from synthetic_runs import Spec, make_run
 
-from trustclip import stats
 from trustclip.findings.differences import cautions
 from trustclip.findings.groups import group_runs
 from trustclip.logs.reader import Run, read_run
 from trustclip.logs.samples import shards
-from trustclip.report.contamination import clean_table
-from trustclip.report.tables import Table, markdown
 from trustclip.train.evaluation.evaluate import clean_scores
 
 ATR = Spec({"name": "atr", "delta": 0.07}, gain=3.0)
@@ -23,43 +20,6 @@ def overlapping_run(path: Path, ids: list[str], *, excluded: bool = True) -> Run
     found = {"excluded": excluded, "problems": len(ids), "tests": {"amc23": ids}}
     (path / "summary.json").write_text(json.dumps({**summary, "overlap": {"rl": found}}))
     return read_run(path)
-
-
-def table_of(run: Run) -> Table:
-    table = clean_table(group_runs([run]))
-    assert table is not None
-    return table
-
-
-def test_the_report_has_the_clean_part_beside_the_whole_task(tmp_path):
-    answers = final_of(read_run(make_run(tmp_path / "plain", ATR))).answers["amc23"]
-    held = list(answers)[::3]
-    table = table_of(overlapping_run(tmp_path / "a", held))
-    before, row, gained = table.rows
-    (head,) = table.head
-    assert head[0] == "amc23" and len(head[1]) == len(row.cells) == 4
-    clean = stats.mean_interval([[value for key, value in answers.items() if key not in held]])
-    assert [cell.text for cell in row.cells] == [
-        "20", f"{100 * stats.mean_interval([*answers.values()]).value:.1f}",
-        "13", f"{100 * clean.value:.1f}",
-    ]  # fmt: skip
-    assert row.cells[3].note == f"[{100 * clean.low:.1f}, {100 * clean.high:.1f}]"
-    assert "left out of training" in table.notes[0] and table.title in markdown(table)
-    # A part may be harder than the whole before training already: the gains compare.
-    assert before.label.endswith("before training") and before.cells[0].text == "20"
-    first, last, gain = (float(r.cells[3].text.strip("+")) for r in (before, row, gained))
-    assert gain == pytest.approx(last - first, abs=0.11) and gained.cells[3].text[0] == "+"
-    assert gained.label == "atr δ=0.07, gain in points" and gained.cells[1].note
-    everything = table_of(overlapping_run(tmp_path / "b", list(answers)))
-    assert [cell.text for cell in everything.rows[1].cells[2:]] == ["0", "-"]
-    one = table_of(overlapping_run(tmp_path / "c", list(answers)[1:]))
-    assert [r.cells[2].text for r in one.rows] == ["1"] * 3
-    trained = table_of(overlapping_run(tmp_path / "d", held, excluded=False))
-    assert "exclude: none" in " ".join(trained.notes)
-
-
-def test_without_an_overlap_there_is_no_such_table(tmp_path):
-    assert clean_table(group_runs([read_run(make_run(tmp_path / "a", ATR))])) is None
 
 
 def test_training_on_test_problems_is_a_fault_of_the_report(tmp_path):

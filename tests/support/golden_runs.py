@@ -500,8 +500,6 @@ def guarded() -> list[str]:
         ({"frac_reward_zero_std": 0.1, "trustclip/entropy": math.exp(i / 9)} for i in range(20)),
         ({"frac_reward_zero_std": 0.1, "trustclip/sampler/k3": 1e-4 * math.exp(i / 9),
           "trustclip/sampler/current/sequence_ess": math.exp(-i / 9)} for i in range(20)),
-        ({"frac_reward_zero_std": 0.1, "trustclip/sampler/k3": 1e-4 if i < 12 else 0.1}
-         for i in range(16)),
     ]  # fmt: skip
     for given in feeds:
         guards = Guards(lambda step, name, text: found.append(f"{step} {name}: {text}"))

@@ -40,7 +40,6 @@ class Tokens:
     lag: Any = None
     entropy: Any = None
     entropy_old: Any = None
-    logp_average: Any = None
     candidates: Any = None  # [sequences, tokens, 3 k]: new, old, sampler
     turn: Any = None
 
@@ -63,8 +62,6 @@ class Tokens:
     def against(self, anchor: str) -> "Tokens":
         if anchor == "old":
             return self
-        if anchor == "average":
-            return replace(self, x=self.logp - self.logp_average, logp_old=self.logp_average)
         moved = self.logp - self.logp_rollout
         if anchor == "interpolated":  # what is left of the way from the sampler
             x = moved / np.maximum(self.lag, 1)

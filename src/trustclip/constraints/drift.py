@@ -165,8 +165,6 @@ def centering_problem(method: Method) -> str | None:
     """
     if not of_own_token(method):
         return "a token's coefficient depends on the other tokens"
-    if "logp_average" in method.requires:
-        return "the anchor's log-probability is known for the sampled token alone"
     if any(name.startswith("top_k_") for name in method.requires):
         return "its divergence is of the likeliest tokens and the sampled one"
     if moves_candidates(method):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trustclip.constraints.base import Method
-from trustclip.constraints.notation import Spec
+from trustclip.constraints.notation import Spec, spelled
 from trustclip.constraints.registry import as_method
 from trustclip.support.names import unknown
 
@@ -119,3 +119,24 @@ def preset(engine: str, loss: str | None = None) -> Method:
     if row.method is None:
         raise ValueError(f"no method has the gradient of {engine}'s {name!r}: {row.note}.")
     return as_method(row.method)
+
+
+#: Columns of the table as text.
+HEADER = ("loss", "method", "aggregation", "set in the engine", "remark")
+_CHECKED = {"package": "the installed package", "formula": "its formula"}
+
+
+def cells(row: Row) -> tuple[str, str, str, str, str]:
+    """A row's text, in the order of `HEADER`; the method of none is a dash."""
+    method = "-" if row.method is None else spelled(row.method)
+    return row.name, method, row.aggregation, row.setting, row.note
+
+
+def title(engine: Engine) -> str:
+    """Heading of an engine's table.
+
+    Example:
+      >>> title(ENGINES["trl"])
+      'TRL, 1.16.0 (compared with the installed package)'
+    """
+    return f"{engine.title}, {engine.read} (compared with {_CHECKED[engine.checked]})"

@@ -47,7 +47,7 @@ ENGINES: dict[str, Supply] = {
             "TRL",
             frozenset(
                 {"entropy", "keys", "kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv"}
-                | {"logp_rollout", "logp_average", "entropy_old", "lag", "candidates"}
+                | {"logp_rollout", "entropy_old", "lag", "candidates"}
             ),
             whole_loop=True,
         ),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import Field, PlainValidator
 
-from trustclip.engines.served import Weights
 from trustclip.support.checked import Whole, checked
 from trustclip.support.marks import Neutral, Since, ToEngine, descriptions
 from trustclip.support.yaml_files import yaml_list
@@ -65,14 +64,6 @@ class EngineSettings:
     can draw beside them is modelled by the policy in training. 64 where the method needs them, else
     none, when unset; a number of the vocabulary's size or more is all of it, exactly. Needs
     trustclip's head."""
-    server: ToEngine[Annotated[Weights, Since(before="none")]] = "none"
-    """Sample from a server with OpenAI's protocol: "reload" for a vLLM in development mode, which
-    takes the policy's weights before each generation, "fixed" for any that names token ids with
-    log-probabilities and keeps its own weights. See docs/sampler.md."""
-    server_url: ToEngine[
-        Annotated[str, Neutral("where the server is; what it samples from, `server` says")]
-    ] = "http://127.0.0.1:8000/v1"
-    """Address of that server, up to the version; the API key is read from OPENAI_API_KEY."""
 
 
 def config_field(name: str, cls: type = EngineSettings) -> Any:

@@ -19,8 +19,6 @@ STANDS_OUT = 2.0
 TINY = 50
 #: Share of updates at a controller's limit above which its target is out of reach.
 AT_LIMIT = 0.5
-#: Fewest updates in each half of a run whose halves are compared.
-HALF = 4
 #: Mean log-ratio up to which a policy has not moved but for rounding, nats.
 STILL = 1e-5
 #: Mean log-ratio (nats) beyond which some token is outside the bounds of every usual clip.
@@ -119,9 +117,8 @@ PATIENCE = {"entropy_collapse": 3, "constant_reward": 10, "truncated": 3, "gate_
 WINDOW, FEWEST = 60, 12
 #: Standard errors from which on a slope is no noise, and factor that the trend line covers.
 SIGNIFICANT, FACTOR = 6.0, 2.0
-#: A jump: this factor, and this many standard deviations (from the median absolute deviation),
-#: beyond the median of the generations before it, of which there must be enough.
-JUMP, DEVIATIONS, JUMP_AFTER = 3.0, 8.0, 8
+#: Factor between fresh samples and those of any generation before them that is no noise.
+JUMP = 3.0
 #: Distance of the sampler (k3, nats per token) below which its trend is not worth a warning, and a
 #: rise of entropy that matters, nats.
 LEAST_MISMATCH, LEAST_RISE = 1e-6, 0.2

@@ -9,12 +9,11 @@ import torch
 
 from trustclip.constraints import divergences
 from trustclip.findings.course import Course
-from trustclip.findings.facts import AT_LIMIT, HALF, OFTEN, OUTSIDE, SELDOM, STANDS_OUT, STILL, TINY
+from trustclip.findings.facts import AT_LIMIT, OFTEN, OUTSIDE, SELDOM, STANDS_OUT, STILL, TINY
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import PREFIX, mean, over_tokens, percent, values
 from trustclip.logs.digest import Words
 from trustclip.logs.log import Log
-from trustclip.logs.samples import gate_rows
 from trustclip.support.jsonl import Row
 
 _QUADRANTS = {
@@ -41,8 +40,7 @@ def of_run(course: Course) -> Iterator[Finding]:
     yield from _state_of_log(course, course.log) if course.log else _state(course)
     if course.cut > 0:
         yield from _quadrants(course)
-        for texts in (_kinds(course), _when(course), _mass(course.full), _completions(course)):
-            yield from (Finding("gate/tokens", "note", text) for text in texts)
+        yield from (Finding("gate/tokens", "note", text) for text in _kinds(course))
         if course.log is not None and course.log.digest:
             yield from _words(course.log.digest.words)
     yield from _threshold(course.full)
@@ -272,47 +270,6 @@ def _describe_kind(kind: str, name: str) -> str:
         return f"quarter {name}"
     low, _, high = name.partition("_")
     return f"those above {low}" if high == "inf" else f"those from {low} to {high}"
-
-
-def _when(course: Course) -> Iterator[str]:
-    half = len(course.full) // 2
-    if half >= HALF:
-        early, late = (mean(part, "gated") for part in (course.full[:half], course.full[half:]))
-        yield (
-            f"In the first half of training it cut {percent(early)}, in the second {percent(late)}."
-        )
-
-
-def _mass(rows: Sequence[Row]) -> Iterator[str]:
-    if values(rows, "advantage_cut"):
-        cut, gated = mean(rows, "advantage_cut"), mean(rows, "gated")
-        yield (
-            f"The cut tokens carried {percent(cut)} of the total absolute advantage, "
-            f"{cut / gated:.1f} times their share of tokens."
-        )
-
-
-#: Columns of gates.jsonl with an entry a completion; a damaged row may lack one.
-_OF_COMPLETIONS = ("gated", "generated", "index")
-
-
-def _completions(course: Course) -> Iterator[str]:
-    """Which completions were affected, from the gated share of each in each update."""
-    rows = gate_rows(course.run.path) if course.log is None else []
-    every = [
-        (share, row["step"], generated, index)
-        for row in rows
-        if "step" in row and all(name in row for name in _OF_COMPLETIONS)
-        for share, generated, index in zip(*(row[name] for name in _OF_COMPLETIONS), strict=False)
-        if share is not None
-    ]
-    if hit := [entry for entry in every if entry[0] > 0]:
-        share, step, generated, index = max(hit)
-        yield (
-            f"It cut tokens in {percent(len(hit) / len(every))} of completions. The most affected "
-            f"was number {index} of the generation after update {generated}: {percent(share)} of "
-            f"its tokens were cut in update {step}."
-        )
 
 
 def _words(words: Words) -> Iterator[Finding]:

@@ -19,7 +19,6 @@ from trustclip.findings.facts import (
 )
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import ends, percent, values
-from trustclip.stats.silent import silent
 
 #: The mean of one reward function, as TRL names it.
 _MEAN = re.compile(r"rewards/.+/mean").fullmatch
@@ -105,19 +104,6 @@ def _loss(course: Course) -> Iterator[Finding]:
         yield Finding("signal/loss", "note", text, {"loss": most, "grad_norm": fmean(gradients)})
 
 
-def _chance(course: Course) -> Iterator[Finding]:
-    """What chance alone leaves without a signal, at the mean reward of answers right or wrong."""
-    p = fmean(course.reward) if course.reward else 0.0
-    if 0 < p < 1:
-        shares = ", ".join(f"{percent(silent(p, n))} of {n}" for n in (4, 8, 16))
-        text = (
-            f"If rewards are 0 and 1, chance leaves p^G + (1-p)^G of the groups of G without a "
-            f"signal, at the mean reward of {p:.2g}: {shares}. What is beyond that are problems "
-            "always or never solved, for which more completions do not help."
-        )
-        yield Finding("signal/chance", "note", text, {"reward": p})
-
-
 def _idle(course: Course, hopeless: bool) -> Iterator[Finding]:
     """Groups, or where these are not logged completions, without an advantage."""
     groups = values(course.rows, "frac_reward_zero_std", prefix="")
@@ -148,8 +134,6 @@ def _idle(course: Course, hopeless: bool) -> Iterator[Finding]:
         {"frac_reward_zero_std" if groups else "completions/zero_advantage": share},
         advice if wasted else "",
     )
-    if wasted:
-        yield from _chance(course)
 
 
 def _lengths(course: Course, hopeless: bool) -> Iterator[Finding]:

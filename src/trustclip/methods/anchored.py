@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from trustclip.constraints.base import AboveOne, Reduce, Trait, UpToOne, definition
+from trustclip.constraints.base import AboveOne, Reduce, Trait, definition
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.compose import Composite
 from trustclip.constraints.registry import Part
@@ -15,7 +15,6 @@ from trustclip.methods.clip import Clip
 _FIELDS = {
     "rollout": ("logp_rollout",),
     "interpolated": ("logp_rollout", "lag"),
-    "average": ("logp_average",),
     "old": (),
 }
 
@@ -48,31 +47,18 @@ class Anchored(Composite):
     constant. What is left of the log-ratio to constrain is $1/d$ of that to the sampler. The source
     weighs by $\pi_{anchor}/\pi_{rollout}$ as well: ``inner={"name": "tis", ...}``.
 
-    *An average of weights* (``"average"``, PPO-EWMA). The anchor is a policy whose weights are the
-    exponential average of those after each update,
-
-    $$
-    \bar\theta_n = \frac{\sum_{k\le n} \beta^{n-k}\,\theta_k}{\sum_{k\le n} \beta^{n-k}}
-    $$
-
-    so that how old the anchor is, $\beta/(1-\beta)$ updates on average, depends neither on when the
-    samples were drawn nor on the size of a batch, and a constraint acts with one update per
-    generation, too. The source weighs by $\pi_{anchor}/\pi_{rollout}$ here as well. It costs a pass
-    without a gradient over each micro-batch, and a copy of what is trained.
-
     Args:
       inner: the method: its name, or a mapping with ``name`` and hyper-parameters. It must not
         need an exact divergence or entropy: nobody keeps the sampler's distribution.
-      anchor: ``"rollout"``; ``"interpolated"``, which needs ``batch.lag``; ``"average"``, which
-        needs ``batch.logp_average``; ``"old"`` leaves ``inner`` as it is.
-      decay: $\beta$ of ``"average"``, up to 1; 8/9 is eight updates on average.
+      anchor: ``"rollout"``; ``"interpolated"``, which needs ``batch.lag``; ``"old"`` leaves
+        ``inner`` as it is.
       ceiling: largest ratio to the anchor: ``inner`` sees that of a token beyond it as the ceiling.
         1e4 in prime-rl, whose sampler is the anchor and gives rare tokens ratios of any size; None
         for no limit.
 
     Raises:
       ValueError: ``inner`` needs an exact divergence or entropy of the old policy, or statistics of
-        the generation, of which lag and average are not known yet.
+        the generation, of which the lag is not known yet.
 
     Example:
       >>> import torch, trustclip as tc
@@ -88,14 +74,11 @@ class Anchored(Composite):
       Li et al., `A-3PO: accelerating asynchronous LLM training with staleness-aware proximal policy
       approximation <https://arxiv.org/abs/2512.06547>`_, 2025;
       Qi et al., `Rethinking the trust region in LLM reinforcement learning
-      <https://arxiv.org/abs/2602.04879>`_, 2026, Section 5.2;
-      Hilton, Cobbe, Schulman, `Batch size-invariance for policy optimization
-      <https://arxiv.org/abs/2110.00641>`_, 2021
+      <https://arxiv.org/abs/2602.04879>`_, 2026, Section 5.2
     """
 
     inner: Part = Clip()
-    anchor: Literal["rollout", "interpolated", "average", "old"] = "rollout"
-    decay: UpToOne = 0.889
+    anchor: Literal["rollout", "interpolated", "old"] = "rollout"
     ceiling: AboveOne | None = None
 
     def __post_init__(self) -> None:
@@ -106,8 +89,7 @@ class Anchored(Composite):
                     f"{self.inner.name!r} needs `{name}`, which no engine has from its anchor: "
                     "anchor a method of the token's own probability."
                 )
-        late = self.anchor in ("interpolated", "average")
-        if late and self.inner.statistics_over == "generation":
+        if self.anchor == "interpolated" and self.inner.statistics_over == "generation":
             raise ValueError(
                 f"{self.inner.name!r} measures a generation before its first update, when the "
                 f"anchor {self.anchor!r} is not known: use `anchor` 'rollout'."
@@ -136,8 +118,6 @@ class Anchored(Composite):
         return self._moved(batch).capped(self.ceiling)
 
     def _moved(self, batch: TokenBatch) -> TokenBatch:
-        if self.anchor == "average":
-            return replace(batch, logp_old=batch.given("logp_average"))
         if self.anchor != "interpolated":
             return batch.against(self.anchor)
         lag = batch.given("lag").clamp(min=1).to(batch.logp.dtype)  # [batch, time], as the others

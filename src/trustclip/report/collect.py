@@ -13,7 +13,6 @@ from trustclip.findings.learning import learning, threshold
 from trustclip.logs.score_files import read_all
 from trustclip.logs.scores import Choice
 from trustclip.report import results, shadows
-from trustclip.report.contamination import clean_table
 from trustclip.report.draw import budget, curves, mismatch, plots, swept
 from trustclip.report.draw.marks import Figure
 from trustclip.report.learning import table_of
@@ -99,7 +98,6 @@ def collect(
     tables = [results.single_table(groups)] if results.columns(groups) else []
     tables += _some(
         results.repeated_table(groups),
-        clean_table(groups),
         results.comparison_table(by_mean, "mean-differences"),
         results.comparison_table(by_pass, "pass-differences"),
     )
@@ -111,7 +109,6 @@ def collect(
     policies = [
         *_for_each(groups, mismatch.distance_figure),
         *_some(mismatch.quantile_figure(groups)),
-        *_for_each(groups, mismatch.lag_figure),
         *_for_each(groups, mismatch.drift_figure),
     ]
     training = [

@@ -49,14 +49,13 @@ def write_page(folder: Path, title: str) -> str:
 def render(
     report: Report,
     title: str,
-    live: bool = False,
     saved: bool = False,
     pictures: "Mapping[str, Picture] | None" = None,
 ) -> str:
     """The page of a report, as HTML.
 
-    A ``live`` page loads itself again; of one that is ``saved``, the files of tables and figures
-    lie beside it, to be linked. ``pictures`` are its figures by key, drawn here when None.
+    Of one that is ``saved``, the files of tables and figures lie beside it, to be linked.
+    ``pictures`` are its figures by key, drawn here when None.
     """
     template = environment().get_template("page.html.j2")
     sections = [part for part in report.sections if part.figures or part.tables]
@@ -64,7 +63,6 @@ def render(
         template,
         rendered("common.js.j2", "page.js.j2", *SCRIPTS),
         title=title,
-        live=live,
         saved=saved,
         anchors={section.key: section.title.lower() for section in sections} | _ANCHORS,
         report=report,

@@ -1,4 +1,4 @@
-"""Shadow gates in a report: each method beside the acting one, and the matrix of all of them."""
+"""Shadow gates in a report: each method beside the acting one."""
 
 import math
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from trustclip.support.text import percent
 
 
 def tables(groups: Sequence[Group]) -> list[Table]:
-    """For each group with shadows: what they would have cut, and the matrix of agreement."""
+    """For each group with shadows: what they would have cut."""
     built = []
     for number, group in enumerate(groups):
         rows = [row for run in group.runs for row in run.training]
         overlap = matrix(group.label, mean_metrics(rows))
         if overlap is not None:
-            built += [_measures(overlap, group, number), _pairs(overlap, group, number)]
+            built.append(_measures(overlap, group, number))
     return built
 
 
@@ -63,23 +63,6 @@ def _drift_of(group: Group, prefix: str) -> tuple[float, float]:
     return share, pull
 
 
-def _pairs(overlap: Matrix, group: Group, number: int) -> Table:
-    jaccard = overlap.jaccard
-    rows = [
-        TableRow(_numbered(i, name), [_shaded(share) for share in jaccard[i]])
-        for i, name in enumerate(overlap.names)
-    ]
-    title = f"Which methods cut the same tokens in the runs of {group.label}: Jaccard %"
-    return Table(
-        f"shadow-matrix-{number}",
-        title,
-        "method",
-        [("", [str(i + 1) for i in range(len(overlap.names))])],
-        rows,
-        ["What both cut over what either cuts; - where neither cuts a token."],
-    )
-
-
 def _numbered(i: int, name: str) -> str:
     return f"{i + 1}\N{NO-BREAK SPACE}{name}"
 
@@ -90,7 +73,3 @@ def _share(value: float, digits: int = 2) -> Cell:
 
 def _number(value: float) -> Cell:
     return Cell("-" if math.isnan(value) else f"{value:.3f}")
-
-
-def _shaded(value: float) -> Cell:
-    return Cell(percent(value, 0), heat=None if math.isnan(value) else value)

@@ -13,13 +13,11 @@ class Cell:
     Args:
       note: in smaller type after it, such as an interval.
       strong: in bold, such as the highest of its column.
-      heat: from 0 to 1, how strongly the page shades it; None for not.
     """
 
     text: str
     note: str = ""
     strong: bool = False
-    heat: float | None = None
 
 
 #: Stands where there is no number.

@@ -90,22 +90,3 @@ def curve(
         [round(c, 12) for c in row.tolist()] for row in weights(chosen, ratios, (p_old,))[:, 0]
     )
     return ratios.tolist(), positive, negative
-
-
-def bars(chosen: Method) -> str:
-    """`weights` for ratios from 0.2 to 2.2 as lines of a terminal, a bar of 8 for a weight of 1.
-
-    Example:
-      >>> import trustclip as tc
-      >>> print(*bars(tc.method("clip", epsilon=0.25)).splitlines()[13:15], sep="\\n")
-       1.20    1.20 ##########                    1.20 ##########
-       1.30    0.00                               1.30 ##########
-    """
-    ratios = torch.linspace(0.2, 2.2, 21, dtype=torch.float64)
-    rows = zip(ratios.tolist(), *weights(chosen, ratios, (P_OLD,))[:, 0].tolist(), strict=True)
-    lines = [f"weight of a token's gradient in {chosen.name}; old probability {P_OLD}", ""]
-    lines.append(f"ratio   {'A > 0':<35}A < 0")
-    for ratio, *of_signs in rows:
-        drawn = [f"{c + 0.0:5.2f} {'#' * round(8 * min(abs(c), 3))}" for c in of_signs]
-        lines.append(f"{ratio:5.2f}   {drawn[0]:<35}{drawn[1]}".rstrip())
-    return "\n".join(lines)

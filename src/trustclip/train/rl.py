@@ -43,7 +43,7 @@ from trustclip.train.rewarding import Rewards, keep_code
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.runs.opening import open_run
 from trustclip.train.runs.progress import Stage
-from trustclip.train.services import await_server, check_sampling
+from trustclip.train.services import await_server
 from trustclip.train.settings.stages import RLSettings, Saved
 from trustclip.train.sft import prime
 from trustclip.train.tiny import BUILT_IN
@@ -156,7 +156,6 @@ def ready(
     """
     check_context(model_config(settings.model), settings.max_completion_length, settings.model)
     await_server(settings, console)
-    check_sampling(settings)
     code = names_in(plain(settings))
     with contextlib.closing(Rewards(settings, settings.seed)) as rewards:
         if tuned is not None:

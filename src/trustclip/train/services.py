@@ -10,11 +10,11 @@ from urllib.request import urlopen
 
 from rich.console import Console
 
-from trustclip.engines.served import PROCESSED, ServedSampler, complaints, logprobs_mode
+from trustclip.engines.served import PROCESSED, ServedSampler, logprobs_mode
 from trustclip.support.lock import rank
 from trustclip.support.secrets import redact
 from trustclip.support.terminal import announce
-from trustclip.train.settings.stages import RLSettings, RLStage
+from trustclip.train.settings.stages import RLStage
 
 #: Seconds that a server has to answer, and those between two attempts to reach one.
 ANSWER, AGAIN = 5.0, 2.0
@@ -87,19 +87,6 @@ def await_server(settings: RLStage, console: Console) -> None:
             raise ValueError(no_answer(url))
     if problem := incapable(url):
         raise ValueError(problem)
-
-
-def check_sampling(settings: RLSettings) -> None:
-    """Refuse a server that cannot sample for training, or lacks the model's tokenizer."""
-    if settings.server == "none" or rank() > 0:
-        return
-    from trustclip.train.models import load_tokenizer
-
-    plain = settings.temperature == 1 and settings.top_p == 1
-    tokenizer = load_tokenizer(settings.model, settings.style)
-    sampler = ServedSampler(settings.server_url, 2)
-    for text in complaints(sampler, settings.server, tokenizer, plain=plain):
-        raise ValueError(text)
 
 
 def no_answer(url: str) -> str:

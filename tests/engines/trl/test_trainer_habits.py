@@ -139,11 +139,9 @@ def test_a_second_training_is_that_of_trl(tmp_path):
 
 def test_a_second_training_takes_nothing_for_fresh_that_is_not(tmp_path):
     """The first ends within a generation; its samples and its count of updates must not stay."""
-    anchored = {"name": "anchored", "inner": "clip", "anchor": "average", "decay": 0.5}
-    settings: dict[str, Any] = {"method": anchored, "save_strategy": "no"}
-    trainer = trainer_in(tmp_path, max_steps=4, **settings)
+    trainer = trainer_in(tmp_path, max_steps=4, method="clip", save_strategy="no")
     trainer.train()
-    before, seen = trainer._average._total, []
+    seen = []
     constrain = trainer._constrain
 
     def watch(inputs: Any, logps: Any, measured: Any) -> Any:
@@ -153,19 +151,15 @@ def test_a_second_training_takes_nothing_for_fresh_that_is_not(tmp_path):
     trainer._constrain = watch
     trainer.train()
     assert seen[0] == (0, 0) and max(lag for lag, _ in seen) <= 2
-    assert trainer._average._total > before
 
 
 # -- what this engine carries ---------------------------------------------------------------------
 
-CARRIED = {
-    "thresholds": {"method": {"name": "atr", "delta": ADAPTIVE}},
-    "average": {"method": {"name": "anchored", "inner": "clip", "anchor": "average"}},
-}
+CARRIED = {"method": {"name": "atr", "delta": ADAPTIVE}}
 
 
-@pytest.mark.parametrize("settings", CARRIED.values(), ids=CARRIED)
-def test_the_state_of_the_engine_is_in_the_checkpoint(tmp_path, settings):
+def test_the_state_of_the_engine_is_in_the_checkpoint(tmp_path):
+    settings: dict[str, Any] = CARRIED
     whole = trainer_in(tmp_path / "whole", max_steps=9, **settings)
     whole.train()
     trainer_in(tmp_path / "cut", max_steps=6, **settings).train()
@@ -178,12 +172,10 @@ def test_the_state_of_the_engine_is_in_the_checkpoint(tmp_path, settings):
         assert rows[0][name] == rows[1][name], name
 
 
-@pytest.mark.parametrize("settings", CARRIED.values(), ids=CARRIED)
-def test_what_a_checkpoint_lacks_is_said(tmp_path, settings):
-    words = {"atr": "the thresholds of 'atr'", "anchored": "the averaged weights"}
+def test_what_a_checkpoint_lacks_is_said(tmp_path):
     trainer_in(tmp_path, PLAIN, max_steps=3).train()
-    trainer = trainer_in(tmp_path, **settings)
-    with pytest.warns(UserWarning, match=f"checkpoint-3 lacks {words[trainer.method.name]}"):
+    trainer = trainer_in(tmp_path, **CARRIED)
+    with pytest.warns(UserWarning, match="checkpoint-3 lacks the thresholds of 'atr'"):
         trainer.train(resume_from_checkpoint=True)
 
 

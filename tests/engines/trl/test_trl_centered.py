@@ -177,7 +177,6 @@ def test_the_ledger_of_a_method_that_is_not_centered_changes_nothing(tmp_path):
         ({"candidates": -1}, "candidates must be at least 0, got -1"),
         ({"use_transformers_continuous_batching": True}, "continuous batching"),
         ({"use_vllm": True, "candidates": 2000}, "vLLM is asked for 1024 tokens at most"),
-        ({"server": "reload"}, "a server returns that of the sampled token alone"),
         ({"generation_kwargs": {"num_beams": 2}}, "num_beams=2"),
         ({"cast_lm_head_to_fp32": True}, "cast_lm_head_to_fp32"),
     ],

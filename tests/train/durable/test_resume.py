@@ -22,7 +22,6 @@ pytestmark = pytest.mark.slow
 
 ATR = {"method": {"name": "atr", "delta": 0.01}}
 CLIP_COV = {"method": {"name": "clip_cov", "share": 0.2, "cov_low": 0.0, "cov_high": 50.0}}
-AVERAGE = {"method": {"name": "anchored", "anchor": "average", "decay": 0.7}}
 FULL_KL = {"method": {"name": "full_kl", "delta": 1e-3}}
 
 
@@ -74,7 +73,6 @@ RUNS = {
             "candidates": 8,
         },
     ),
-    "2x2/2 full, an average of weights": (grpo, {**AVERAGE, **schedule(2, 2, 2)}),
     "2x2/2 full clip, a cosine": (
         grpo,
         {

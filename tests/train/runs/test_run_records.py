@@ -100,14 +100,14 @@ def test_the_file_of_a_suite_is_parsed_once_for_all_its_runs(tmp_path, monkeypat
 def test_a_setting_that_a_run_has_otherwise_is_told_with_both_values(tmp_path):
     RunDirectory(tmp_path, "rl", settings(tmp_path)).summarize({})
     with pytest.raises(
-        ValueError, match=r"server='none', not 'fixed'; .* max_steps upwards, and changed_inputs"
+        ValueError, match=r"replay=False, not True; .* max_steps upwards, and changed_inputs"
     ):
-        RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, server="fixed"))
+        RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, replay=True))
     config = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    del config["server"]  # as in a release before it
+    del config["replay"]  # as in a release before it
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(ValueError, match="had no setting server, and did what 'none' does now"):
-        RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, server="fixed"))
+    with pytest.raises(ValueError, match="had no setting replay, and did what False does now"):
+        RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, replay=True))
 
 
 def test_what_a_run_says_of_its_settings_decides_what_is_essential(tmp_path):

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from rich.table import Table
 
 import trustclip
-from trustclip.cli.arguments import method_from, reads
+from trustclip.cli.arguments import method_from, reads, split_option
 from trustclip.support.imports import import_object
 from trustclip.support.marks import Also, Metavar, Positional
 from trustclip.support.terminal import Terminal, say
@@ -61,11 +61,10 @@ def _other_names() -> list[tuple[str, str]]:
 
 
 def _engines() -> int:
-    from trustclip.constraints.rosetta import ENGINES
-    from trustclip.report import rosetta
+    from trustclip.constraints import rosetta
 
     console = Terminal()
-    for engine in ENGINES.values():
+    for engine in rosetta.ENGINES.values():
         table = Table(*rosetta.HEADER, title=rosetta.title(engine), box=None, pad_edge=False)
         table.title_justify = "left"
         for column in table.columns:
@@ -93,8 +92,8 @@ _BOUNDS = """\
 The ratio interval inside which the gate of METHOD never closes, and the settings of
 stock TRL and verl with the same gradient. For a threshold that adapts, such as
 --delta "{controller: target_gate, share: 0.02}": the intervals at its initial value
-and at the ends of its range. --plot draws the weight of a token's gradient over its
-ratio in the terminal, and --plot FILE.svg into a file; METHOD may be file.py:Class."""
+and at the ends of its range. --plot FILE.svg draws the weight of a token's gradient
+over its ratio; METHOD may be file.py:Class."""
 _CHECK = """\
 Whether METHOD is right: its gradient, its gate and what it declares are compared on small
 made-up batches. METHOD may be your own: file.py:Class. The exit status is 1 where it is wrong."""
@@ -152,15 +151,10 @@ def conform(options: Conform) -> int:
 def bounds(argv: Sequence[str]) -> int:
     from trustclip.constraints.adaptive import Adaptive
 
-    rest, file = [*argv], None
-    if plots := "--plot" in rest:
-        place = rest.index("--plot")
-        if rest[place + 1 : place + 2] and rest[place + 1].endswith(".svg"):
-            file = Path(rest.pop(place + 1))
-        rest.pop(place)
+    rest, file = split_option([*argv], "--plot")
     method = _method_of(rest, "bounds", _BOUNDS)
-    if plots:
-        _plot(method, file)
+    if file is not None:
+        _plot(method, Path(file))
     elif isinstance(method, Adaptive):
         _print_thresholds(method)
     else:
@@ -189,12 +183,8 @@ def _print_interval(method: Any) -> None:
     say("log-ratio       [{:.12f}, {:.12f}]".format(*logs))
 
 
-def _plot(method: Any, file: Path | None) -> None:
+def _plot(method: Any, file: Path) -> None:
     """Draw the weight of a token's gradient over its ratio."""
-    if file is None:
-        from trustclip.report.weights import bars
-
-        return say(bars(method))
     from trustclip.report.draw.figures import every_gate
 
     file.write_text(every_gate({str(method): method}), encoding="utf-8")

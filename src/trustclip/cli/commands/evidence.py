@@ -115,20 +115,10 @@ class Report(Scores):
     reaches: float | None = None
     """Also report how many updates it takes to score this, a share of 1 such as 0.9; a suite
     file may set it as well."""
-    follow: bool = False
-    """Write the page alone, again and again while the runs train, until Ctrl-C; in a browser it
-    loads itself every 30 seconds."""
 
 
 @reads(Report)
 def report(options: Report) -> int:
-    if options.follow:
-        from trustclip.report.live import follow
-
-        follow(
-            options.runs, options.output_dir, lambda p: say(f"{p}  (Ctrl-C to stop)", flush=True)
-        )
-        return 0
     from trustclip.report.build import build
 
     choice = options.choice()

@@ -129,7 +129,7 @@ def _report_verdict(pairs: "Pairs", length: int = 0, method: "Method | None" = N
     Returns:
       0 if they agree, or differ as half precision or other kernels make them; 1 otherwise.
     """
-    from trustclip.findings.mismatch import anatomy, damage
+    from trustclip.findings.mismatch import damage
     from trustclip.findings.mismatch.agreement import TITLES, compare
 
     verdict = compare(pairs)
@@ -137,8 +137,6 @@ def _report_verdict(pairs: "Pairs", length: int = 0, method: "Method | None" = N
     say(verdict.sentence)
     if verdict.name == "none":
         return 0
-    for label, text in anatomy.lines(pairs):
-        say(f"{label:<16}{text}")
     if not length and pairs.position is not None:
         length = int(pairs.position.max()) + 1
     if verdict.name in damage.ADDS_UP and length:

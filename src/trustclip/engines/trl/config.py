@@ -13,7 +13,6 @@ from trustclip.constraints.schedule import Schedule
 from trustclip.constraints.shadow import shadow_methods
 from trustclip.engines import limits
 from trustclip.engines.limits import Supply
-from trustclip.engines.served import Weights
 from trustclip.engines.settings import config_field
 from trustclip.engines.trl.likeliest import KEPT, MOST
 from trustclip.engines.trl.upstream import RELEASE, GRPOConfig, is_tested
@@ -53,7 +52,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
     """`trl.GRPOConfig` with a method in place of TRL's clip.
 
     It has the settings of `trustclip.engines.settings.EngineSettings` too: ``method``, ``shadows``,
-    ``allow_inert``, ``sampler``, ``replay``, ``candidates``, ``server`` and ``server_url``.
+    ``allow_inert``, ``sampler``, ``replay`` and ``candidates``.
 
     Args:
       inert_patience: warn once when the gate has closed on no token for this many updates.
@@ -96,8 +95,6 @@ class ConstrainedGRPOConfig(GRPOConfig):
 
     head: _HEADS = _option("auto", "Output head to use: auto, trustclip or trl.")
     decoder: _DECODERS = _option("auto", "Sampling code on a CPU: auto or transformers.")
-    server: Weights = config_field("server")
-    server_url: str = config_field("server_url")
     candidates: int | None = config_field("candidates")
     replay: bool = config_field("replay")
     share_prompts: bool | None = _option(None, "One pass over each prompt; None: where it pays.")
@@ -112,7 +109,6 @@ class ConstrainedGRPOConfig(GRPOConfig):
         for name, kinds in (
             ("head", _HEADS),
             ("decoder", _DECODERS),
-            ("server", Weights),
             ("metrics", _METRICS),
         ):
             allowed = get_args(kinds)
@@ -178,7 +174,7 @@ def supply(args: ConstrainedGRPOConfig) -> Supply:
     most = limits.ENGINES["TRL"]
     for reason in _no_candidates(args):
         most = most.without("candidates", reason)
-    if args.use_vllm or args.server != "none" or not args.use_transformers_continuous_batching:
+    if args.use_vllm or not args.use_transformers_continuous_batching:
         return most
     return most.without(
         "logp_rollout",
@@ -192,13 +188,13 @@ def _no_candidates(args: ConstrainedGRPOConfig) -> Iterator[str]:
         yield "`candidates` is 0; leave it out, or set how many to keep"
     if args.head == "trl":
         yield "head='trl' computes that of the sampled token alone; leave `head` out"
-    alone = "returns that of the sampled token alone; leave"
     if args.use_transformers_continuous_batching:
-        yield f"continuous batching {alone} use_transformers_continuous_batching out"
+        yield (
+            "continuous batching returns that of the sampled token alone; leave "
+            "use_transformers_continuous_batching out"
+        )
     if args.use_vllm and (args.candidates or 0) > MOST:
         yield f"vLLM is asked for {MOST} tokens at most, and `candidates` is {args.candidates}"
-    if args.server != "none":
-        yield f"a server {alone} `server` out"
 
 
 def _no_replay(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
@@ -227,8 +223,7 @@ def _no_replay(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
         )
     if args.beta:
         yield "`replay` and `beta` compare policies over different sets of tokens: leave one out."
-    whole = ("kl_", "top_k_", "logp_average")
-    exact = [name for name in chosen.requires if name.startswith(whole)]
+    exact = [name for name in chosen.requires if name.startswith(("kl_", "top_k_"))]
     if exact or args.exact_kl_every:
         what = f"{chosen.name!r}" if exact else "`exact_kl_every`"
         yield f"{what} is over all tokens, `replay` trains on a part of them: leave one out."
@@ -240,8 +235,6 @@ def undecodable(args: ConstrainedGRPOConfig) -> Iterator[str]:
         yield f"decoder={args.decoder!r}"
     if args.use_vllm or args.use_transformers_continuous_batching:
         yield "another engine samples (vLLM or continuous batching)"
-    if args.server != "none":
-        yield f"server={args.server!r} samples"
     if args.fp16:
         yield "passes run under fp16 autocast"
 
@@ -266,23 +259,6 @@ def too_small(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, f"must be at least {least}, got {values[name]}."
 
 
-def _server_conflicts(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
-    """Settings that cannot be combined with a server."""
-    if args.server == "none":
-        return
-    if args.use_vllm or args.use_transformers_continuous_batching:
-        other = "use_vllm" if args.use_vllm else "use_transformers_continuous_batching"
-        yield f"`server` samples, and so does {other}: leave one out."
-    if args.repetition_penalty != 1:
-        yield "`server` is not sent the repetition_penalty: leave it out."
-    if args.server == "fixed" and "logp_rollout" not in chosen.requires:
-        yield (
-            "`server` is fixed, so every sample is of the policy that the server was started with, "
-            f"and {chosen.name!r} does not correct for that: take one that does, such as tis, "
-            "icepop or trm."
-        )
-
-
 def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
     """One sentence per setting that would be silently ignored or wrong."""
     if args.loss_type not in LOSS_TYPES:
@@ -300,7 +276,6 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
     elif args.candidates and "candidates" not in supplied.fields:
         yield f"`candidates` cannot be kept: {supplied.missing['candidates']}."
     yield from _no_replay(args, chosen)
-    yield from _server_conflicts(args, chosen)
     if (
         Trait.CORRECTS_SAMPLER in chosen.traits
         and args.use_vllm

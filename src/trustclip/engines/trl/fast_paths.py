@@ -81,7 +81,7 @@ def _completions_together(trainer: Any) -> float:
 
 def unrecorded(trainer: Any) -> str | None:
     """The reason why nothing gives the log-probabilities of sampling; None if something does."""
-    serves = trainer.use_vllm or trainer.rollout_func or trainer.args.server != "none"
+    serves = trainer.use_vllm or trainer.rollout_func
     if serves or obstacle("decoder", trainer) is None:
         return None
     return next(_recording_obstacles(trainer), None)
@@ -101,17 +101,6 @@ def check_sampler(trainer: Any) -> None:
     if alone and (problem := limits.refusal(trainer.method, limits.ALONE)):
         raise ValueError(problem)
     _check_candidates(trainer)
-    sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    if trainer.args.server == "reload" and sharded:
-        raise ValueError(
-            "`server` gets the policy's weights from one process, and FSDP and DeepSpeed shard "
-            "them: use DDP, or use_vllm."
-        )
-    if sharded and "logp_average" in trainer.method.requires:
-        raise ValueError(
-            f"{trainer.method.name!r} needs an average of the weights, and FSDP and DeepSpeed "
-            "shard them: use DDP, or another anchor."
-        )
     # TRL refuses it in its own config, and does not see it in a file of accelerate's.
     sizes = trainer.accelerator.parallelism_config
     if sizes is not None and (sizes.cp_enabled or sizes.sp_enabled):

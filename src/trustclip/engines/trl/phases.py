@@ -28,7 +28,6 @@ class Generating:
     #: Log-probabilities that our decoder sampled with, by its calls and completions.
     sampled: list[list[list[float]]] = field(default_factory=list)
     passes: list[PassResult] = field(default_factory=list)
-    lag: int = 0  # updates since the weights of the sampler, where it is an older copy
     #: The sampler's likeliest tokens, by its calls and completions, where they are kept.
     likeliest: list[list[Likeliest]] = field(default_factory=list)
 

@@ -49,8 +49,7 @@ from trustclip.engines.trl.sampling import returned, sampled
 from trustclip.engines.trl.sampling.agreement import disagreement
 from trustclip.engines.trl.sampling.decoding import Decoder
 from trustclip.engines.trl.sampling.generate import stoppable
-from trustclip.engines.trl.sampling.server import Following
-from trustclip.engines.trl.scoring import average, candidates, hidden, sharing, skipping
+from trustclip.engines.trl.scoring import candidates, hidden, sharing, skipping
 from trustclip.engines.trl.scoring.exact_kl import KLWatch
 from trustclip.engines.trl.scoring.forward import Request, use_head
 from trustclip.engines.trl.upstream import (
@@ -131,7 +130,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         "windows": dict[Literal["train", "eval"], _WINDOW],
         "method": schemas.Numbers,
         "old_head": Tensor | None,
-        "average": NotRequired[list[int | float | list[Tensor]]],
+        "average": NotRequired[Any],  # in checkpoints of an earlier release
         "logs": dict[str, Any],
     }
     #: Arguments that give them their meaning.
@@ -165,12 +164,9 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             super().__init__(model, reward_funcs, args, **kwargs)
         self.importance_sampling_level = "token"  # the method's own level is in its gradient
         self._open_clip()
-        fast_paths.check_sampler(self)  # before a server is contacted or the model is changed
-        self._server = None if args.server == "none" else Following(self)
+        fast_paths.check_sampler(self)  # before the model is changed
         if self.rollout_func is not None:
             self.rollout_func = sampled.same_lengths(self.rollout_func)
-        decay = average.decay_of(self.method)
-        self._average = None if decay is None else average.Average(self._unwrapped(), decay)
         self._examined = False  # whether samples have been checked
         self._likeliest = args.kept_candidates()
         if self.use_vllm and self._likeliest:
@@ -238,7 +234,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             self._phase, self.unfinished = None, "update"
         ids, old = output["completion_ids"], output.get("old_per_token_logps")
         self._number_completions(output)  # first: keys of tokens and all records use the numbers
-        output["sampled"] = output["generated"] - phase.lag
         scored = phase.result_of(old)
         if scored.entropies is not None:
             output["entropy_old"] = scored.entropies
@@ -285,9 +280,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         phase = self._phase
         if not isinstance(phase, Generating):
             return turn()
-        if self._server is not None:
-            ids, logps, phase.lag = self._server.sample(prompt_ids)
-            return ids, logps
         if not self._takes("decoder"):
             model = self._unwrapped()
             supplied = self.use_vllm or fast_paths.unrecorded(self)
@@ -412,12 +404,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             return values if rows is None else values[rows]
 
         input_ids, mask = select(input_ids), select(mask)
-        anchor = None
-        # Before the pass with a graph, whose weights must remain the policy's until backward.
-        if self._average is not None:
-            self._average.follow(self.state.global_step)
-            with self._average.in_place():
-                anchor, *_ = self._score(None, model, input_ids, mask, *args, **kw)
         policy = "new" if self._watch.wants(inputs) and not on_policy else None
         ids = inputs.get(candidates.CANDIDATES[0])
         ids = None if ids is None else select(ids)
@@ -434,9 +420,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         if on_policy:  # so that the ratio is exactly 1; not earlier: skipped rows use the old ones
             inputs.pop("old_per_token_logps", None)
         measured = {"entropy": entropies.detach(), **kl}  # [batch, time] each
-        if anchor is not None:  # a skipped completion counts as one at ratio 1
-            whole = anchor if rows is None else skipping.spread(anchor, rows, logps)
-            measured["logp_average"] = whole
         if further is not None and collision is not None:
             given = inputs, (further, collision), rows, on_policy
             measured["candidates"] = candidates.of_inputs(*given)
@@ -451,9 +434,9 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         self._phase = phase = Training(dict(inputs))
-        if "sampled" in inputs:
+        if "generated" in inputs:
             # Updates since the sampler's weights, of each completion.
-            phase.inputs[LAG] = self.state.global_step - inputs["sampled"]  # [batch]
+            phase.inputs[LAG] = self.state.global_step - inputs["generated"]  # [batch]
         try:
             loss = super()._compute_loss(model, phase.inputs)
         finally:
@@ -538,14 +521,10 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as `transformers.Trainer` does, from its own checkpoints too.
 
-        Data, generations and a server's lag begin anew in a second training, and updates are
-        counted from 0; weights, optimizer, thresholds and averaged weights go on.
+        Data and generations begin anew in a second training, and updates are
+        counted from 0; weights, optimizer and thresholds go on.
         """
         self._step, self._buffered_inputs, self._last_closed = 0, None, 0
-        if self._average is not None:
-            self._average.recount()
-        if self._server is not None:
-            self._server.recount()
         self._forget_update()
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
@@ -584,7 +563,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             "windows": {mode: window.state_dict() for mode, window in self._windows.items()},
             "method": state(self.method),
             "old_head": self._watch.old_head,
-            "average": self._average.state() if self._average else [],
             "logs": stored_logs(self._logs) if self.log_completions else {},
         }
 
@@ -595,8 +573,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             self._windows[mode].load_state_dict(window)
         self.method = restored(self.method, progress["method"])
         self._watch.old_head = progress["old_head"]
-        if self._average and (state := progress.get("average")):
-            self._average.restore(state)
         restore_logs(self._logs, progress["logs"])
 
     def _forget_update(self) -> None:

@@ -39,7 +39,7 @@ class RowGuards:
 
     ``entropy_collapse``, ``constant_reward``, ``gradient_spike``, ``loss_spike``, ``truncated`` and
     ``gate_closed``; over generations (`trends`), ``entropy_rise``, and where the sampler reports
-    log-probabilities ``mismatch_drift``, ``mismatch_jump``, ``weight_sync`` and ``ess_fall``.
+    log-probabilities ``mismatch_drift``, ``weight_sync`` and ``ess_fall``.
 
     Args:
       notice: called with the update, the name and the text of each notice.
@@ -184,7 +184,6 @@ _WATCHES: dict[str, Callable[[RowGuards, Row], str | None]] = {
     "gate_closed": RowGuards._closed,
     "entropy_rise": lambda g, row: g._trend(trends.entropy_rise),
     "mismatch_drift": lambda g, row: g._trend(trends.mismatch_drift),
-    "mismatch_jump": lambda g, row: g._trend(trends.mismatch_jump),
     "weight_sync": lambda g, row: trends.weight_sync(g._series),
     "ess_fall": lambda g, row: g._trend(trends.ess_fall),
     "gradient_spike": lambda g, row: g._spike(row, "grad_norm", "the gradient's norm"),

@@ -29,18 +29,17 @@ from trustclip.support.lock import only_process, rank
 from trustclip.support.terminal import Terminal, warn
 
 #: Settings of a trainer at the top of ``config.yaml``, as in a recipe; others are in ``trl``.
-_OURS = ("allow_inert", "replay", "candidates", "server")
+_OURS = ("allow_inert", "replay", "candidates")
 #: Those on which no result depends, and why.
 _NEUTRAL = {
     "output_dir": "where the trainer writes",
     "logging_steps": "how often metrics are written; nothing is trained on them",
     "save_total_limit": "how many checkpoints are kept",
     "save_async": "whether training waits for a checkpoint",
-    "server_url": "where the server is; what it samples from, `server` says",
     "shadows": "methods that only watch; the training is the same to the last bit",
 }
 #: Those that older releases did not have, with what these did.
-_SINCE = {"replay": False, "server": "none"}
+_SINCE = {"replay": False}
 _TOP_LEVEL = {*OF_RECIPES, "num_train_epochs", "seed", *_OURS, *_NEUTRAL}
 
 #: Locks of this process by folder: a notebook's cell that is run again replaces its recorder.

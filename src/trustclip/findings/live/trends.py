@@ -1,4 +1,4 @@
-r"""Trends over generations: does a series rise, fall or jump beyond its own noise?
+r"""Trends over generations: does a series rise or fall beyond its own noise?
 
 Metrics of the sampler are constant within a generation and noisy between them, and every new
 generation is a new test, so the thresholds are far out. ``benchmarks/sampler_guards.py`` measures
@@ -8,15 +8,13 @@ how often they are passed by noise, and how soon by a trend.
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from statistics import linear_regression, median
+from statistics import linear_regression
 from typing import Any
 
 from trustclip.findings.facts import (
-    DEVIATIONS,
     FACTOR,
     FEWEST,
     JUMP,
-    JUMP_AFTER,
     LEAST_FRESH,
     LEAST_MISMATCH,
     LEAST_RISE,
@@ -26,8 +24,6 @@ from trustclip.findings.facts import (
 
 #: Largest autocorrelation that the standard error of a slope is corrected for.
 _CORRELATED = 0.95
-#: Standard deviation over median absolute deviation of a normal distribution.
-_NORMAL = 1.4826
 
 #: The metrics that are followed, by their names in the rows.
 MISMATCH, ESS = "trustclip/sampler/k3", "trustclip/sampler/current/sequence_ess"
@@ -107,25 +103,6 @@ def falls(values: Sequence[float]) -> bool:
     return factor <= 1 / FACTOR and errors <= -SIGNIFICANT
 
 
-def jumped(values: Sequence[float]) -> float | None:
-    """How many times the median of the values before them the last two are, if that is a jump.
-
-    Example:
-      >>> jumped([1.0, 1.0] * 6 + [9.0, 9.5]), jumped([1.0, 1.0] * 6 + [9.0, 1.0])
-      (9.0, None)
-    """
-    if len(values) < JUMP_AFTER + 2:
-        return None
-    y = [math.log(max(value, 1e-300)) for value in values]
-    before = y[:-2]
-    middle = median(before)
-    spread = _NORMAL * median(abs(v - middle) for v in before)
-    rise = min(y[-2:]) - middle
-    if rise < max(math.log(JUMP), DEVIATIONS * spread):
-        return None
-    return round(math.exp(rise), 3)
-
-
 # Each of these describes its failure in a sentence, "" where there is none.
 
 
@@ -139,19 +116,6 @@ def mismatch_drift(series: Series) -> str:
         "from 0, the sampler's weights are not updated (LoRA not synchronised); if it grows with "
         "the length of the completions, compare precision and kernels (trustclip doctor "
         "--sampler). Correct for it (tis, icepop, anchor 'rollout') or lower learning_rate."
-    )
-
-
-def mismatch_jump(series: Series) -> str:
-    means = series[MISMATCH]["means"]
-    times = jumped(means)
-    if times is None or means[-1] < LEAST_MISMATCH:
-        return ""
-    return (
-        f"the sampler left the trainer at once: sampler/k3 is {times:.0f} times its median of the "
-        f"{len(means) - 2} generations before ({means[-1]:.2g} nats per token), twice in a row. "
-        "Look for what changed there: a weight transfer that failed, a restarted or updated "
-        "engine, another prompt length; gates.jsonl has the worst tokens (column `worst`)."
     )
 
 

@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from trustclip.findings.facts import ROUNDING
 from trustclip.findings.groups import Group
 from trustclip.findings.rows import values
-from trustclip.findings.sampler import in_words
 from trustclip.report.draw.curves import (
     alike,
     lines_of,
-    means_of,
     metric_panels,
     quantile_panels,
 )
@@ -79,14 +77,3 @@ def quantile_figure(groups: Sequence[Group]) -> Figure | None:
         "alone is a truncated sampler or another vocabulary. See trustclip doctor --sampler."
     )
     return figure("sampler-tails", "Tails of the log-ratio", caption, alike(panels))
-
-
-def lag_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
-    """Mean distances over the run by the age of completions."""
-    panels = []
-    for key, title in (("k3", "The policy moved"), ("sampler/k3", "The sampler differs")):
-        marks = [m for group in groups if (m := means_of(group, f"{key}/lag_", in_words))]
-        if any(len(mark.x) > 1 for mark in marks):
-            panels.append(Panel(title, "updates since sampling", "k3, nats per token", marks))
-    caption = "Mean over the run, by the number of updates since a completion was sampled."
-    return figure(f"lags{suffix}", "Distance by age of the samples", caption, panels)

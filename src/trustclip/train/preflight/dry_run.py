@@ -29,7 +29,7 @@ from trustclip.train.preflight.longest import longest, model_shape, run_longest
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import messages, rendered, right_completion
 from trustclip.train.rewarding import Rewards
-from trustclip.train.services import answers, check_sampling, incapable, no_answer, vllm_server
+from trustclip.train.services import answers, incapable, no_answer, vllm_server
 from trustclip.train.settings.stages import (
     Recipe,
     RLSettings,
@@ -145,10 +145,6 @@ def _missing(settings: RLSettings) -> list[str]:
     problem = ""
     if url is not None:
         problem = incapable(url) if answers(f"{url}/health", healthy=True) else no_answer(url)
-    try:
-        check_sampling(settings)
-    except ValueError as error:
-        problem = str(error)
     return [*absent(settings), *filter(None, [problem])]
 
 

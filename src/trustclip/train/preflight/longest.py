@@ -137,11 +137,6 @@ def weights_of(config: Any) -> int:
     return sum(weight.numel() for weight in model.parameters())
 
 
-def samples_elsewhere(settings: RLStage) -> bool:
-    """Whether another program samples: vLLM, or a server."""
-    return settings.use_vllm or settings.server != "none"
-
-
 def _train_once(recipe: Recipe, hardest: Longest) -> None:
     settings = recipe.rl
     full_length = {"min_new_tokens": settings.max_completion_length}
@@ -151,13 +146,12 @@ def _train_once(recipe: Recipe, hardest: Longest) -> None:
         settings,
         max_steps=2,
         use_vllm=False,
-        server="none",
         mask_truncated_completions=False,
         trl=trl,
     )
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*rollout_func")
-        rollout = _synthetic_rollout if samples_elsewhere(settings) else None
+        rollout = _synthetic_rollout if settings.use_vllm else None
         short = replace(recipe, rl=once)
         trial(short, hardest.problems, Path(folder), rollout_func=rollout).train()
 

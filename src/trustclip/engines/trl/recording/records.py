@@ -136,8 +136,7 @@ class Recorded:
     @property
     def _sampler_apart(self) -> bool:
         """Whether another program than this one samples."""
-        served = getattr(self.args, "server", "none") != "none"
-        return bool(self.use_vllm or self.rollout_func or served)
+        return bool(self.use_vllm or self.rollout_func)
 
     def _watch_with(self, shadows: list[Method]) -> None:
         self._shadows = shadows

@@ -54,6 +54,12 @@ class Compared:
         """Whether the corrected p-value is at most 5 %, however lost answers are counted."""
         return self.difference is not None and not self.disputed and significant(self.p_holm)
 
+    @property
+    def tested(self) -> bool:
+        """Whether the runs can tell: one or two of a method cannot, and have no p or interval."""
+        d = self.difference
+        return d is not None and (self.identical or d.p == d.p and d.low == d.low)
+
 
 def significant(p: float) -> bool:
     """Whether a p-value is at most 5 %; one that is not known is not."""

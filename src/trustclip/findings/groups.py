@@ -103,6 +103,13 @@ class Group:
         missing = len(self.runs) - len(self.scored)
         return f"{missing} of {len(self.runs)} runs not finished" if missing else ""
 
+    @property
+    def lost(self) -> str:
+        """How many answers of its final evaluations are missing, of how many; empty for none."""
+        parts = [e.lost for e in self.evaluations("final")]
+        missing, due = (sum(part[i] for part in parts) for i in (0, 1))
+        return f"{missing} of {due}" if missing else ""
+
     def evaluations(self, moment: str) -> list[Evaluation]:
         """Evaluations of the scored runs, ``moment`` being ``"initial"`` or ``"final"``."""
         runs = self.scored if moment == "final" else self.runs

@@ -8,7 +8,9 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from trustclip.logs.reader import read_runs
@@ -39,6 +41,7 @@ class Form:
       lost: column that holds an error where there was no answer.
       score: the score of a row, where no column holds it alone.
       path: a pattern of its files' names; its group is the task.
+      flat: makes a row of what it writes; an empty one is left out.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Form:
     lost: str = ""
     score: Callable[[Row, str], object] | None = None
     path: str = ""
+    flat: Callable[[Row], Row] | None = None
 
 
 def _of_metrics(row: Row, wanted: str) -> object:
@@ -69,7 +73,29 @@ def _of_metric(row: Row, wanted: str) -> object:
     return values[name]
 
 
+def _of_episode(row: Row) -> Row:
+    """An episode of verifiers: the mean of its traces' weighted rewards; none of training."""
+    work, env, task = ((row.get(part) or {}) for part in ("run", "env", "task"))
+    work = work.get("work") or {}
+    if work.get("type") == "train":
+        return {}
+    rewards = [
+        sum(one["score"] * one.get("weight", 1.0) for one in trace["rewards"].values() if one)
+        for trace in row["traces"]
+    ]
+    return {
+        "task": env.get("name") or env.get("id") or "scores",
+        "problem": task.get("key") or task.get("hash"),
+        "sample": row["id"],
+        "score": fmean(rewards) if row["ok"] and rewards else None,
+        "step": work.get("step"),
+    }
+
+
 FORMS = (
+    Form("verifiers", frozenset({"id", "env", "task", "traces", "ok"}),
+         {part: (part,) for part in ("task", "problem", "sample", "score", "step")},
+         flat=_of_episode),
     Form("lm-eval", frozenset({"doc_id", "metrics", "filter"}), {"problem": ("doc_id",)},
          once=True, score=_of_metrics, path=r"samples_(.+)_\d{4}-\d\d-\d\dT.*"),
     Form("lighteval", frozenset({"doc", "metric", "model_response"}), {"problem": ("doc",)},
@@ -181,7 +207,7 @@ def _name(path: Path) -> str:
     """Name of an arm: of its folder, or of its file where that is not the program's own."""
     if path.is_dir():
         return path.resolve().name
-    generic = re.fullmatch(r"\d+|results|trajectories|samples_.*|details_.*|eval_.*", path.stem)
+    generic = re.fullmatch(r"\d+|results|traces|trajectories|samples_.*|details_.*|eval_.*", path.stem)
     return path.resolve().parent.name if generic else path.stem
 
 
@@ -194,7 +220,7 @@ def _files(path: Path) -> Iterator[Path]:
     found = [
         file
         for suffix in SUFFIXES
-        for depth in ("*", "*/*", "*/*/*", "*/*/*/*")
+        for depth in ("*", "*/*", "*/*/*", "*/*/*/*", "*/*/*/*/*")
         for file in sorted(path.glob(depth + suffix))
         if Inside(path).holds(file) and file.is_file()
     ]
@@ -209,6 +235,12 @@ def _of_file(path: Path, one: Given, choice: Choice) -> Iterator[Score]:
     if first is None:
         raise ValueError(f"{path} holds no row.")
     form = _form(path, first[1]) or PLAIN
+    if form.flat:
+        flat = ((n, form.flat(row)) for n, row in chain([first], rows))
+        rows = ((n, row) for n, row in flat if row)
+        first = next(rows, None)
+        if first is None:
+            return
     columns = _columns(path, form, first[1], choice)
     task = re.fullmatch(form.path, path.stem) if form.path else None
     fixed = Score("", one.arm, one.seed or "0", None, task[1] if task else "scores", None, None,

@@ -158,14 +158,14 @@ def _heading(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]])
         holm += f", and for those in {names[1]} apart"
     return (
         f"At {step}, in percent; differences to {groups[0].label}, {how}"
-        f"{100 * LEVEL:.0f} % intervals; {holm if tests else 'no test: one run each'}."
+        f"{100 * LEVEL:.0f} % intervals; {holm if tests else 'no test is possible'}."
     )
 
 
 def _table(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]]) -> Table:
     """A row for each score and method; of several tasks first the average, then each."""
     table = Table(box=None, pad_edge=False)
-    lost = any(_lost(group) for group in groups)
+    lost = any(group.lost for group in groups)
     for title in ("score", "task", "method", "seeds", *(["lost"] if lost else []), "%",
                   "difference", "p (Holm)"):  # fmt: skip
         table.add_column(title, overflow="fold")
@@ -177,7 +177,7 @@ def _table(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]]) -
                 metric = _metric(group, kind, comparisons)
                 name = task or ("average" if len(tasks) > 1 else tasks[0])
                 cells = [title_of(metric), name, group.label, str(len(group.scored))]
-                cells += [_lost(group)] if lost else []
+                cells += [group.lost] if lost else []
                 e = _estimate(group, task, metric)
                 cells.append(f"{percent(e.value)} {bracket(e.low, e.high)}".rstrip() if e else "-")
                 if c := by_label.get(group.label):
@@ -187,13 +187,6 @@ def _table(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]]) -
                     cells.append(p_text(c.p_holm) if task is None else "")
                 table.add_row(*cells)
     return table
-
-
-def _lost(group: Group) -> str:
-    """How many answers are missing, of how many; empty where none is."""
-    parts = [e.lost for e in group.evaluations("final")]
-    missing, due = (sum(numbers) for numbers in zip(*parts, strict=True))
-    return f"{missing} of {due}" if missing else ""
 
 
 def _metric(group: Group, kind: str, comparisons: Sequence[Compared]) -> str:

@@ -459,8 +459,9 @@ def corners(rng: Rng, repetitions: int) -> Iterator[Row]:
             ]
             return *found, any(found)
 
-        scores = ("Mean", f"Pass@{min(samples)}", "either")
-        for score, rate in zip(scores, rates(repetitions, trial), strict=True):
+        # Of one run each `compare` gives no verdict at all, so that there are no two of it.
+        scores = ("Mean", f"Pass@{min(samples)}", *(["either"] if seeds > 1 else []))
+        for score, rate in zip(scores, rates(repetitions, trial), strict=False):
             yield Row(
                 "type I of paired_difference, corners", f"{setting}, {score}", rate, (0, 0.06)
             )

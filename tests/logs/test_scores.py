@@ -92,6 +92,10 @@ def test_the_runs_of_smollm2_give_the_same_digits_through_both_doors(tmp_path):
     assert "clip is better than atr by 16.5 points [+6.8, +26.2] (p = 0.021)" in text
     said = "Holm's correction for 3 comparisons in Mean@4, and for those in Pass@4 apart"
     assert said in " ".join(text.split())
+    ours, _ = compared(*sorted(tmp_path.iterdir()), by="area")
+    theirs, text = compared(SMOLLM2, columns=COLUMNS, where="rate=0.000277", by="area")
+    assert [gap(c).value for c in ours] == pytest.approx([gap(c).value for c in theirs])
+    assert "(area)" in text
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
@@ -176,6 +180,9 @@ def test_two_runs_and_one_run_are_no_test(tmp_path):
         rows = table({"a": 0.2, "b": 0.9}, seeds=seeds)
         (mean, _), text = compared(written(tmp_path / f"{seeds}.csv", rows))
         assert not mean.resolved and said in text and "is better" not in text
+    build([tmp_path / "2.csv"], tmp_path / "report")
+    page = (tmp_path / "report/index.html").read_text()
+    assert "cannot tell the methods apart" in page and "does not differ" not in page
 
 
 def test_a_curve_is_one_number_by_the_rule_that_was_named(tmp_path):
@@ -191,11 +198,42 @@ def test_a_curve_is_one_number_by_the_rule_that_was_named(tmp_path):
     assert gap(found).p == pytest.approx(scipy_stats.ttest_rel(ours, theirs).pvalue)
     assert gap(found).value == pytest.approx(np.mean(ours) - np.mean(theirs))
     assert "in scores (area)." in text
+    answers = [{**row, "problem": f"q{i}", "score": int(row["score"] > 0.3 + 0.02 * i)}
+               for row in rows for i in range(5)]  # fmt: skip
+    right = {run: sum(values > 0.3 + 0.02 * i for i in range(5)) / 5
+             for run, values in curves.items()}  # fmt: skip
+    areas = [np.trapezoid(right["b", s] - right["a", s]) / 10 for s in range(5)]
+    (of_answers,), _ = compared(written(tmp_path / "answers.csv", answers), by="area")
+    assert gap(of_answers).value == pytest.approx(np.mean(areas))
     assert "the best of 11 values is a maximum" in compared(path, by="best")[1]
     options = {"gap": 3.0, "power": 0.8, "comparisons": None, "choice": Choice()}
     (plan,) = print_power([path], Console(file=io.StringIO()), **options)
     ends = [curves["b", s][-1] - curves["a", s][-1] for s in range(5)]
     assert plan.spread.std == pytest.approx(np.std(ends, ddof=1))
+
+
+def test_offline_runs_of_wandb_are_curves(tmp_path, monkeypatch):
+    """Files of wandb's own writer, three seeds of two arms; areas by numpy."""
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    rng = np.random.default_rng(4)
+    areas, paths = {}, []
+    for arm in "ab":
+        for seed in range(3):
+            folder = tmp_path / f"{arm}-{seed}"
+            folder.mkdir()
+            values = 0.3 + 0.1 * (arm == "b") + rng.normal(0, 0.01, 6)
+            with wandb.init(project="p", dir=folder, mode="offline") as run:
+                for i, value in enumerate(values):
+                    run.log({"val/acc": value, "loss": 1.0}, step=5 * i)
+            areas[arm, seed] = np.trapezoid(values) / 5
+            paths.append(f"{arm}@{seed}={folder}")
+    (found,), _ = compared(*paths, curve="val/acc", by="area")
+    gaps = [areas["b", seed] - areas["a", seed] for seed in range(3)]
+    assert gap(found).value == pytest.approx(np.mean(gaps))
+    assert gap(found).p == pytest.approx(scipy_stats.ttest_1samp(gaps, 0).pvalue)
+    with pytest.raises(ValueError, match="unknown curve 'val/ac'; did you mean 'val/acc'"):
+        compared(*paths, curve="val/ac")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from trustclip.findings.facts import LEVEL, LOST
 from trustclip.findings.groups import Group, common_seeds, shared_answers
 from trustclip.logs.answers import usual, whole
 from trustclip.logs.reader import Evaluation, Run
-from trustclip.logs.scores import OF_RUN
 from trustclip.stats.differences import runs_difference
 from trustclip.stats.power import required_of_runs
 
@@ -58,7 +57,7 @@ class Compared:
     def tested(self) -> bool:
         """Whether the runs can tell: one or two of a method cannot, and have no p or interval."""
         d = self.difference
-        return d is not None and (self.identical or d.p == d.p and d.low == d.low)
+        return d is not None and (self.identical or (d.p == d.p and d.low == d.low))
 
 
 def significant(p: float) -> bool:
@@ -256,7 +255,7 @@ def _pair(
     first, second = runs
     evaluations, step = _alike([*first, *second])
     answers, strata = shared_answers(evaluations, task, lost)
-    name = next((m for e in evaluations[:1] for m in e.metrics if m.endswith(OF_RUN)), "")
+    name = evaluations[0].number if evaluations else ""
     scores = [one.score(task, name) for one in evaluations] if name else []
     values = [score["value"] for score in scores if score is not None]
     if name and len(values) < len(evaluations):

@@ -16,7 +16,7 @@ from typing import Any
 from trustclip.logs.reader import read_runs
 from trustclip.logs.run import Run
 from trustclip.logs.score_curves import points
-from trustclip.logs.scores import PARTS, Choice, Score, in_families, number_of, runs_of
+from trustclip.logs.scores import PARTS, Choice, Score, by_rule, in_families, number_of, runs_of
 from trustclip.support import parquet
 from trustclip.support.inside import Inside
 from trustclip.support.jsonl import scan
@@ -163,8 +163,11 @@ def read_all(paths: Sequence[Path], choice: Choice) -> list[Run]:
                 f"{foreign[0].path} holds scores of another program; compare them with scores "
                 "alone, not with run directories."
             )
-        return [in_families(run, choice) for run in read_runs(paths)]
-    return runs_of(_rows(foreign, choice), choice)
+        runs = [in_families(run, choice) for run in read_runs(paths)]
+    else:
+        runs = runs_of(_rows(foreign, choice), choice)
+    answered = choice.by != "end" and not any(run.final and run.final.number for run in runs)
+    return [by_rule(run, choice.by) for run in runs] if answered else runs
 
 
 def own_paths(paths: Sequence[Path], choice: Choice) -> bool:
@@ -207,7 +210,9 @@ def _name(path: Path) -> str:
     """Name of an arm: of its folder, or of its file where that is not the program's own."""
     if path.is_dir():
         return path.resolve().name
-    generic = re.fullmatch(r"\d+|results|traces|trajectories|samples_.*|details_.*|eval_.*", path.stem)
+    generic = re.fullmatch(
+        r"\d+|results|traces|trajectories|samples_.*|details_.*|eval_.*", path.stem
+    )
     return path.resolve().parent.name if generic else path.stem
 
 

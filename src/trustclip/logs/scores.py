@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from trustclip.logs.answers import of_answers, usual
-from trustclip.logs.run import Evaluation, Run
+from trustclip.logs.run import OF_RUN, Evaluation, Run
 from trustclip.logs.samples import Samples
 from trustclip.stats.curves import area
 from trustclip.support.names import some, unknown
@@ -24,8 +24,6 @@ from trustclip.support.names import some, unknown
 PARTS = ("arm", "seed", "step", "task", "problem", "sample", "score", "of", "family")
 #: How a curve becomes one number of its run.
 RULES = ("end", "area", "best")
-#: Ends the name of a score that is a number of a whole run; see `trustclip.support.text.title_of`.
-OF_RUN = "@0"
 #: Scores in words: of tables, and of Inspect.
 WORDS = {"true": 1.0, "false": 0.0, "c": 1.0, "i": 0.0, "p": 0.5, "n": 0.0}
 #: Most scores of a table that are kept.
@@ -253,25 +251,47 @@ def _runs_of_curves(
     points: Mapping[tuple[str, Any, str], Mapping[int, float]], choice: Choice
 ) -> list[Run]:
     """Runs with one number each, by the rule that was chosen beforehand."""
-    numbers = {run: _number(curve, choice.by) for run, curve in points.items()}
-    outside = any(not 0 <= value <= 1 for value, _ in numbers.values())
-    found: dict[tuple[str, Any], dict[str, tuple[float, str]]] = {}
-    for (arm, seed, name), number in numbers.items():
-        found.setdefault((arm, seed), {})[name] = number
-    runs = []
-    for (arm, seed), curves in found.items():
-        tasks, remarks = {}, []
-        for name, (value, remark) in curves.items():
-            score = f"{name.replace('@', ' at ')} ({choice.by}){OF_RUN}"
-            tasks[name] = {score: {"value": value / 100 if outside else value,
-                                   "low": None, "high": None}}  # fmt: skip
-            remarks += [remark] if remark else []
-        if outside:
-            remarks.append("values are not shares of 1: they stand in their own unit, not percent")
-        first = next(iter(tasks.values()))
-        evaluation = Evaluation(None, {"tasks": tasks, "average": first}, {})
-        runs.append(_run(arm, seed, [evaluation], remarks))
-    return runs
+    outside = any(not 0 <= value <= 1 for curve in points.values() for value in curve.values())
+    found: dict[tuple[str, Any], dict[str, Mapping[int, float]]] = {}
+    for (arm, seed, name), curve in points.items():
+        unit = 100 if outside else 1
+        found.setdefault((arm, seed), {})[name] = {at: v / unit for at, v in curve.items()}
+    said = ["values are not shares of 1: they stand in their own unit, not percent"] * outside
+    return [_of_curves(_run(*run, [], said), curves, choice.by) for run, curves in found.items()]
+
+
+def by_rule(run: Run, by: str) -> Run:
+    """A run whose scores at all its updates become one number.
+
+    Raises:
+      ValueError: it was not evaluated at any update.
+    """
+    at = {e.step: e for e in run.evaluations if e.step is not None and e.metrics}
+    if not at:
+        raise ValueError(f"{run.path} has no scores by update, of which --by {by} could be taken.")
+    tasks = next(iter(at.values())).tasks
+    curve = {
+        step: score["value"] for step, e in at.items() if (score := e.score(None, e.metrics[0]))
+    }
+    short = [done for e in run.evaluations if (done := e.lost[0])]
+    said = [f"{sum(short)} answers lost: the curve is of the others"] if short else []
+    return _of_curves(
+        replace(run, remarks=[*run.remarks, *said]),
+        {tasks[0] if len(tasks) == 1 else "average": curve},
+        by,
+    )
+
+
+def _of_curves(run: Run, curves: Mapping[str, Mapping[int, float]], by: str) -> Run:
+    """A run with one number of each curve, and what has to be said of it."""
+    tasks, remarks = {}, [*run.remarks]
+    for name, curve in curves.items():
+        value, remark = _number(curve, by)
+        score = f"{name.replace('@', ' at ')} ({by}){OF_RUN}"
+        tasks[name] = {score: {"value": value, "low": None, "high": None}}
+        remarks += [remark] if remark else []
+    scores = {"tasks": tasks, "average": next(iter(tasks.values()))}
+    return replace(run, evaluations=[Evaluation(None, scores, {})], remarks=remarks)
 
 
 def _number(curve: Mapping[int, float], by: str) -> tuple[float, str]:

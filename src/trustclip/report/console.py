@@ -15,7 +15,7 @@ from trustclip.findings.groups import Estimate, Group, group_runs, names, pass_e
 from trustclip.findings.run import of_run
 from trustclip.logs.reader import Run, find, read_run
 from trustclip.logs.score_files import own_paths, read_all
-from trustclip.logs.scores import OF_RUN, Choice
+from trustclip.logs.scores import Choice
 from trustclip.report.compared import as_json, as_latex, draw
 from trustclip.report.results import p_text
 from trustclip.support.names import some
@@ -99,7 +99,7 @@ def _at_step(run: Run, step: int | None) -> Run:
         raise ValueError(f"{run.path}: {some(run.samples.odd)}; an answer is 0 or 1.")
     if run.final is None:
         raise ValueError(f"{run.path} holds no evaluation after training.")
-    if not run.final.answers and not run.final.metrics[0].endswith(OF_RUN):
+    if not run.final.answers and not run.final.number:
         raise ValueError(f"{run.path} no longer holds the samples of its last evaluation.")
     return run
 
@@ -147,8 +147,7 @@ def _heading(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]])
     finals = groups[0].evaluations("final")
     step = f"update {finals[0].step}" if finals[0].step is not None else "the evaluation"
     comparisons = by_kind["mean"]
-    by = [] if comparisons[0].metric.endswith(OF_RUN) else ["family" if finals[0].families
-                                                            else "problem"]  # fmt: skip
+    by = [] if finals[0].number else ["family" if finals[0].families else "problem"]
     by += ["seed"] if any(c.same_seeds and c.seeds > 1 for c in comparisons) else []
     how = f"paired by {' and '.join(by)}; " if by else ""
     tests = sum(c.difference is not None and c.p_holm == c.p_holm for c in comparisons)

@@ -15,7 +15,7 @@ from trustclip.findings.groups import Group, by_setting, common_seeds, group_run
 from trustclip.findings.learning import learning_curve, tallies
 from trustclip.logs.reader import Run
 from trustclip.logs.score_files import read_all
-from trustclip.logs.scores import OF_RUN, Choice
+from trustclip.logs.scores import Choice
 from trustclip.stats.planning import Spread, pooled, seeds_for, spread_of
 from trustclip.stats.scores import (
     Floats,
@@ -92,7 +92,7 @@ def _spread(score: str, arms: Sequence[Sequence[Run]]) -> Spread | None:
 
 def _measure(score: str, arms: Sequence[Sequence[Run]]) -> Spread | None:
     every = [run for arm in arms for run in arm]
-    names = {m for run in every if run.final for m in run.final.metrics if m.endswith(OF_RUN)}
+    names = {run.final.number for run in every if run.final} - {""}
     if names:
         return None if score == "area" else _of_numbers(min(names), arms)
     if score == "area":

@@ -13,7 +13,7 @@ from scipy import stats as scipy_stats
 
 from trustclip import stats
 from trustclip.findings.comparison import Compared
-from trustclip.logs.scores import Choice, pairs_of
+from trustclip.logs.choice import Choice
 from trustclip.report.build import build
 from trustclip.report.console import print_comparison
 from trustclip.report.planning import print_power
@@ -23,8 +23,6 @@ COLUMNS = "arm=arm,seed=seed,problem=problem,score=right,of=samples,step=update"
 
 
 def compared(*paths: Path | str, form: str = "text", figure=None, **choice):
-    for name in ("columns", "where"):
-        choice[name] = pairs_of(choice.get(name, ""), name)
     text = io.StringIO()
     found = print_comparison(
         [Path(path) for path in paths], Console(width=160, file=text), form=form, figure=figure,

@@ -13,10 +13,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from trustclip.logs.choice import PARTS, Choice
 from trustclip.logs.reader import read_runs
 from trustclip.logs.run import Run
 from trustclip.logs.score_curves import points
-from trustclip.logs.scores import PARTS, Choice, Score, by_rule, in_families, number_of, runs_of
+from trustclip.logs.scores import Score, by_rule, in_families, number_of, runs_of
 from trustclip.support import parquet
 from trustclip.support.inside import Inside
 from trustclip.support.jsonl import scan
@@ -178,7 +179,7 @@ def own_paths(paths: Sequence[Path], choice: Choice) -> bool:
 def _is_foreign(one: Given, choice: Choice) -> bool:
     if (one.path / "config.yaml").is_file() or (one.path / "suite.yaml").is_file():
         return False
-    if choice.curve or choice.columns or one.arm:
+    if choice.curve or choice.column_of or one.arm:
         return True
     return any(True for file in _files(one.path) if _form(file, next(_raw(file), {})))
 
@@ -254,7 +255,7 @@ def _of_file(path: Path, one: Given, choice: Choice) -> Iterator[Score]:
     yield from _of_row(path, first, form, columns, fixed, choice)
     for number, row in rows:
         filters.add(row.get("filter"))
-        if form.name == "lm-eval" and len(filters) > 1 and "filter" not in choice.where:
+        if form.name == "lm-eval" and len(filters) > 1 and "filter" not in choice.values:
             raise ValueError(
                 f"{path} has scores of the filters {some(sorted(map(str, filters)))}; choose one, "
                 f"such as --where filter={sorted(map(str, filters))[0]}."
@@ -269,13 +270,13 @@ def _columns(path: Path, form: Form, row: Row, choice: Choice) -> dict[str, str]
         name = next((name for name in names if name in row), None)
         if name is not None:
             found[part] = name
-    for part, name in choice.columns.items():
+    for part, name in choice.column_of.items():
         if part == "score" and form.score is not None:
             continue
         if name not in row:
             raise ValueError(f"{path}: {unknown('column', name, row)}")
         found[part] = name
-    for name in choice.where:
+    for name in choice.values:
         if name not in row:
             raise ValueError(f"{path}: {unknown('column', name, row)}")
     if choice.cluster and not choice.sign:
@@ -300,7 +301,7 @@ def _of_row(
 ) -> Iterator[Score]:
     number, row = numbered
     where = f"{path}, row {number}"
-    if any(str(row.get(name)) != value for name, value in choice.where.items()):
+    if any(str(row.get(name)) != value for name, value in choice.values.items()):
         return
 
     def part(name: str, default: object = None) -> Any:
@@ -309,7 +310,7 @@ def _of_row(
     lost = form.lost and row.get(form.lost)
     if form.score is not None and not lost:
         try:
-            score = form.score(row, choice.columns.get("score", ""))
+            score = form.score(row, choice.column_of.get("score", ""))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{where}: {error}") from None
     else:

@@ -4,10 +4,8 @@ Its rows come from `trustclip.logs.score_files` and `trustclip.logs.score_curves
 and a seed. What is done with runs of our own is then done with these: `compare`, `power`, `report`.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,15 +13,12 @@ import numpy as np
 from scipy.special import ndtri
 
 from trustclip.logs.answers import of_answers, usual
+from trustclip.logs.choice import Choice
 from trustclip.logs.run import OF_RUN, Evaluation, Run
 from trustclip.logs.samples import Samples
 from trustclip.stats.curves import area
-from trustclip.support.names import some, unknown
+from trustclip.support.names import some
 
-#: What a row may say, and the names of columns that are understood without being told.
-PARTS = ("arm", "seed", "step", "task", "problem", "sample", "score", "of", "family")
-#: How a curve becomes one number of its run.
-RULES = ("end", "area", "best")
 #: Scores in words: of tables, and of Inspect.
 WORDS = {"true": 1.0, "false": 0.0, "c": 1.0, "i": 0.0, "p": 0.5, "n": 0.0}
 #: Most scores of a table that are kept.
@@ -45,60 +40,6 @@ class Score(NamedTuple):
     sample: object
     score: float | None
     family: str | None = None
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How scores of other programs are read.
-
-    Args:
-      columns: names of the columns by what they say, one of `PARTS`.
-      where: values that columns must have; rows with others are left out.
-      cluster: column of the families of problems, or a sign: what an id has before its last such
-        sign is its family.
-      right: score from which on an answer is right; scores are shares of 1 where None.
-      curve: name of the curve that is read from logs.
-      by: rule that makes one number of a curve, one of `RULES`.
-
-    Raises:
-      ValueError: an unknown part or rule.
-    """
-
-    columns: Mapping[str, str] = field(default_factory=dict)
-    where: Mapping[str, str] = field(default_factory=dict)
-    cluster: str = ""
-    right: float | None = None
-    curve: str = ""
-    by: str = "end"
-
-    def __post_init__(self) -> None:
-        for part in self.columns:
-            if part not in PARTS:
-                raise ValueError(unknown("part of a score", part, PARTS))
-        if self.by not in RULES:
-            raise ValueError(unknown("rule for a curve", self.by, RULES))
-
-    @cached_property
-    def sign(self) -> str:
-        """The sign that ends the family in an id; empty where a column names it."""
-        return self.cluster if re.fullmatch(r"[^\w\s]+|_", self.cluster) else ""
-
-
-def pairs_of(text: str, option: str) -> dict[str, str]:
-    """``"arm=model,seed=run"`` as a mapping.
-
-    Example:
-      >>> pairs_of("arm=model,seed=run", "columns")
-      {'arm': 'model', 'seed': 'run'}
-    """
-    pairs = [part.partition("=") for part in text.split(",") if part]
-    for name, sign, value in pairs:
-        if not (name and sign and value):
-            raise ValueError(
-                f"--{option} is NAME=VALUE, separated by commas, such as arm=model,seed=run; got "
-                f"{name + sign + value!r}."
-            )
-    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def number_of(value: object, where: str, right: float | None) -> float | None:

@@ -13,9 +13,9 @@ from trustclip.findings.differences import cautions
 from trustclip.findings.facts import LEVEL
 from trustclip.findings.groups import Estimate, Group, group_runs, names, pass_estimate
 from trustclip.findings.run import of_run
+from trustclip.logs.choice import Choice
 from trustclip.logs.reader import Run, find, read_run
 from trustclip.logs.score_files import own_paths, read_all
-from trustclip.logs.scores import Choice
 from trustclip.report.compared import as_json, as_latex, draw
 from trustclip.report.results import p_text
 from trustclip.support.names import some
@@ -29,9 +29,8 @@ STATES = ("identical", "not compared")
 def print_comparison(
     folders: Sequence[Path],
     console: Console,
-    *,
-    step: int | None = None,
     choice: Choice | None = None,
+    step: int | None = None,
     form: str = "text",
     figure: Path | None = None,
 ) -> list[Compared]:

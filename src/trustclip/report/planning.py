@@ -13,9 +13,9 @@ from rich.table import Table
 from trustclip import stats
 from trustclip.findings.groups import Group, by_setting, common_seeds, group_runs, shared_answers
 from trustclip.findings.learning import learning_curve, tallies
+from trustclip.logs.choice import Choice
 from trustclip.logs.reader import Run
 from trustclip.logs.score_files import read_all
-from trustclip.logs.scores import Choice
 from trustclip.stats.planning import Spread, pooled, seeds_for, spread_of
 from trustclip.stats.scores import (
     Floats,
@@ -133,7 +133,6 @@ def _sampling(counts: stats.Tally, strata: Sequence[Any]) -> float:
 def print_power(
     paths: Sequence[Path],
     console: Console,
-    *,
     gap: float,
     power: float,
     comparisons: int | None,

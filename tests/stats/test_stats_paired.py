@@ -9,7 +9,6 @@ from scipy import stats as scipy_stats
 from simulated_answers import crossed_seeds, random_answers, rows, variance_parts
 
 from trustclip.stats import (
-    Budget,
     Difference,
     Required,
     RunSummary,
@@ -24,7 +23,7 @@ from trustclip.stats import (
 )
 from trustclip.stats.differences import _bootstrap_bounds, _sign_flip_p
 from trustclip.stats.planning import seeds_for, spread_of
-from trustclip.stats.power import _sampling_variance
+from trustclip.stats.power import sampling_variance
 from trustclip.stats.scores import tally
 
 # Paired difference
@@ -410,12 +409,12 @@ GAP = Difference(0.0115, -0.01, 0.03, 0.3)
     ],
 )  # fmt: skip
 def test_verdicts(difference, detectable, limit, sentence):
-    budget = Required(Budget(8, 143, 3), detectable, limit)
+    budget = Required(8, 143, 3, detectable, limit)
     assert verdict(difference, budget) == sentence
 
 
 def test_one_run_each_is_never_called_better():
-    budget = Required(Budget(8, 143, 1), 0.1, "problems")
+    budget = Required(8, 143, 1, 0.1, "problems")
     sentence = (
         "B scored 10.0 points higher than A [+0.0, +20.0] in one run each, which compares no "
         "methods"
@@ -523,8 +522,8 @@ def test_the_variance_of_few_answers_is_the_one_they_have():
     drawn = rng.binomial(2, p, size=(2, 400, 200))  # answers of two models, drawn 400 times
     spread = (drawn[0] - drawn[1]).mean(axis=1).std() / 2
     found = [
-        _sampling_variance([tally(rows_of(a)), tally(rows_of(b))], [np.arange(200)])
-        for a, b in zip(*drawn, strict=True)
+        sum(sampling_variance(tally(rows_of(one)), [np.arange(200)]) for one in pair)
+        for pair in zip(*drawn, strict=True)
     ]
     assert np.mean(found) == pytest.approx(spread**2, rel=0.1)
 

@@ -59,6 +59,10 @@ class Choice:
         """The sign that ends the family in an id; empty where a column names it."""
         return self.cluster if re.fullmatch(r"[^\w\s]+|_", self.cluster) else ""
 
+    def family_of(self, problem: str) -> str:
+        """What an id has before its last sign; the id itself where it has none."""
+        return problem.rpartition(self.sign)[0] or problem
+
 
 def _pairs(text: str, option: str) -> dict[str, str]:
     """``"arm=model,seed=run"`` as a mapping."""

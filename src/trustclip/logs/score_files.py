@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from trustclip.logs.choice import PARTS, Choice
 from trustclip.logs.reader import read_runs
@@ -55,23 +55,18 @@ class Form:
     flat: Callable[[Row], Row] | None = None
 
 
-def _of_metrics(row: Row, wanted: str) -> object:
-    """lm-eval's score: the metric that is named, or the first of those listed."""
-    listed = row.get("metrics")
-    name = wanted or (listed[0] if isinstance(listed, list) and listed else "")
-    if name not in row:
-        raise ValueError(unknown("metric", name, listed if isinstance(listed, list) else ()))
-    return row[name]
-
-
-def _of_metric(row: Row, wanted: str) -> object:
-    """lighteval's score: the metric that is named, or the first one."""
-    values = row["metric"]
+def _named(values: Any, wanted: str, what: str = "metric") -> object:
+    """The score that is named, or the first one."""
     values = dict(values) if isinstance(values, Mapping | list) else {}
     name = wanted or next(iter(values), "")
     if name not in values:
-        raise ValueError(unknown("metric", name, values))
+        raise ValueError(unknown(what, name, values))
     return values[name]
+
+
+def _of_metrics(row: Row, wanted: str) -> object:
+    """lm-eval's score: the metric that is named, or the first of those listed."""
+    return _named({name: row[name] for name in row["metrics"] if name in row}, wanted)
 
 
 def _of_episode(row: Row) -> Row:
@@ -100,7 +95,8 @@ FORMS = (
     Form("lm-eval", frozenset({"doc_id", "metrics", "filter"}), {"problem": ("doc_id",)},
          once=True, score=_of_metrics, path=r"samples_(.+)_\d{4}-\d\d-\d\dT.*"),
     Form("lighteval", frozenset({"doc", "metric", "model_response"}), {"problem": ("doc",)},
-         once=True, score=_of_metric, path=r"details_(.+)_\d{4}-\d\d-\d\dT.*"),
+         once=True, score=lambda row, wanted: _named(row["metric"], wanted),
+         path=r"details_(.+)_\d{4}-\d\d-\d\dT.*"),
     Form("verl", frozenset({"input", "output", "gts", "score", "step"}),
          {"problem": ("input",), "score": ("acc", "score"), "step": ("step",),
           "task": ("data_source",)}),
@@ -114,21 +110,13 @@ FORMS = (
          lost="error"),
     Form("Inspect", frozenset({"sample_id", "epoch", "scores"}),
          {"task": ("task",), "problem": ("sample_id",), "sample": ("epoch",)}, lost="error",
-         score=lambda row, wanted: _named(row["scores"], wanted)),
+         score=lambda row, wanted: _named(row["scores"], wanted, "scorer")),
 )  # fmt: skip
 #: A table in its own words.
 PLAIN = Form("table", frozenset({"score"}), {part: (part,) for part in PARTS})
 
 
-def _named(values: Mapping[str, object], wanted: str) -> object:
-    name = wanted or next(iter(values), "")
-    if name not in values:
-        raise ValueError(unknown("scorer", name, values))
-    return values[name]
-
-
-@dataclass(frozen=True)
-class Given:
+class Given(NamedTuple):
     """A path as it was given: ``ARM@SEED=PATH``, ``ARM=PATH`` or a path."""
 
     path: Path
@@ -186,17 +174,17 @@ def _is_foreign(one: Given, choice: Choice) -> bool:
 
 def _rows(paths: Sequence[Given], choice: Choice) -> Iterator[Score]:
     arms: dict[str, Path] = {}
-    for number, one in enumerate(paths, start=1):
-        if not one.path.exists():
-            raise ValueError(f"there is no file or folder {one.path}.")
-        name = one.arm or _name(one.path)
-        if not one.seed and arms.setdefault(name, one.path) != one.path:
-            if not one.arm:
+    for number, (path, arm, seed) in enumerate(paths, start=1):
+        if not path.exists():
+            raise ValueError(f"there is no file or folder {path}.")
+        name = arm or _name(path)
+        if not seed and arms.setdefault(name, path) != path:
+            if not arm:
                 raise ValueError(
-                    f"{arms[name]} and {one.path} have one name, {name!r}; name them: A={one.path}."
+                    f"{arms[name]} and {path} have one name, {name!r}; name them: A={path}."
                 )
-            one = Given(one.path, one.arm, f"{number} of those given")
-        one = Given(one.path, name, one.seed)
+            seed = f"{number} of those given"
+        one = Given(path, name, seed)
         if choice.curve:
             yield from points(one.path, one.arm, one.seed, choice)
             continue
@@ -249,11 +237,10 @@ def _of_file(path: Path, one: Given, choice: Choice) -> Iterator[Score]:
             return
     columns = _columns(path, form, first[1], choice)
     task = re.fullmatch(form.path, path.stem) if form.path else None
-    fixed = Score("", one.arm, one.seed or "0", None, task[1] if task else "scores", None, None,
-                  None)  # fmt: skip
+    name = task[1] if task else "scores"
+    fixed = Score("", one.arm, one.seed or "0", None, name, None, None, None)
     filters = set()
-    yield from _of_row(path, first, form, columns, fixed, choice)
-    for number, row in rows:
+    for number, row in chain([first], rows):
         filters.add(row.get("filter"))
         if form.name == "lm-eval" and len(filters) > 1 and "filter" not in choice.values:
             raise ValueError(
@@ -265,24 +252,20 @@ def _of_file(path: Path, one: Given, choice: Choice) -> Iterator[Score]:
 
 def _columns(path: Path, form: Form, row: Row, choice: Choice) -> dict[str, str]:
     """The column of each part; refused where one that is named is not there."""
-    found = {}
-    for part, names in form.columns.items():
-        name = next((name for name in names if name in row), None)
-        if name is not None:
-            found[part] = name
-    for part, name in choice.column_of.items():
-        if part == "score" and form.score is not None:
-            continue
-        if name not in row:
-            raise ValueError(f"{path}: {unknown('column', name, row)}")
-        found[part] = name
-    for name in choice.values:
-        if name not in row:
-            raise ValueError(f"{path}: {unknown('column', name, row)}")
+    found = {
+        part: next(name for name in names if name in row)
+        for part, names in form.columns.items()
+        if any(name in row for name in names)
+    }
+    named = {**choice.column_of}
     if choice.cluster and not choice.sign:
-        if choice.cluster not in row:
-            raise ValueError(f"{path}: {unknown('column', choice.cluster, row)}")
-        found["family"] = choice.cluster
+        named["family"] = choice.cluster
+    if form.score is not None:
+        named.pop("score", None)
+    for name in (*named.values(), *choice.values):
+        if name not in row:
+            raise ValueError(f"{path}: {unknown('column', name, row)}")
+    found |= named
     if "score" not in found and form.score is None:
         raise ValueError(
             f"{path} has the columns {some(list(row), 12)}, and none is called `score`; say which "

@@ -4,7 +4,7 @@ Its rows come from `trustclip.logs.score_files` and `trustclip.logs.score_curves
 and a seed. What is done with runs of our own is then done with these: `compare`, `power`, `report`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,7 +103,7 @@ def runs_of(rows: Iterable[Score], choice: Choice) -> list[Run]:
             doubled[run] = doubled.get(run, 0) + 1
             continue
         samples[sample] = row.score
-        if family := _family(row, choice):
+        if family := choice.family_of(row.problem) if choice.sign else row.family:
             families.setdefault(row.task, {})[row.problem] = family
     if answers and points:
         raise ValueError("some rows have a problem and others have none; give them one by one.")
@@ -114,11 +114,8 @@ def runs_of(rows: Iterable[Score], choice: Choice) -> list[Run]:
     return _runs_of_answers(answers, families, doubled)
 
 
-def _family(row: Score, choice: Choice) -> str | None:
-    if choice.sign and row.problem is not None:
-        stem, sign, _ = row.problem.rpartition(choice.sign)
-        return stem if sign else row.problem
-    return row.family
+#: Share of problems that a run may lack; beyond it the runs were given other problems.
+MOST_LACKING = 0.5
 
 
 def _runs_of_answers(
@@ -128,55 +125,32 @@ def _runs_of_answers(
 ) -> list[Run]:
     """Runs whose evaluations have all problems of any run: one without an answer lost them all."""
     every: dict[str, dict[str, None]] = {}
-    for steps in answers.values():
-        for tasks in steps.values():
-            for task, problems in tasks.items():
-                every.setdefault(task, {}).update(dict.fromkeys(problems))
-    _require_alike(answers, every)
     asked: dict[str, int] = {}
-    for steps in answers.values():
-        for tasks in steps.values():
-            for task, problems in tasks.items():
-                k = usual([[*samples] for samples in problems.values()])
-                asked[task] = max(k, asked.get(task, 0))
+    for tasks in (tasks for steps in answers.values() for tasks in steps.values()):
+        for task, problems in tasks.items():
+            every.setdefault(task, {}).update(dict.fromkeys(problems))
+            asked[task] = max(usual([[*one] for one in problems.values()]), asked.get(task, 0))
+    keys = [(task, name) for task, problems in every.items() for name in problems]
     runs = []
     for (arm, seed), steps in answers.items():
         evaluations = []
         for step, tasks in sorted(steps.items(), key=lambda item: (item[0] is None, item[0] or 0)):
+            lacking = [f"{t}: {name[:60]}" for t, name in keys if name not in tasks.get(t, {})]
+            if len(lacking) > MOST_LACKING * len(keys):
+                raise ValueError(
+                    f"{arm}, seed {seed}, lacks {len(lacking)} of {len(keys)} problems of the "
+                    f"table ({some(lacking, 3)}): the runs were evaluated on different problems."
+                )
             given = {
                 task: {name: _given(tasks.get(task, {}).get(name)) for name in problems}
                 for task, problems in every.items()
             }
             scores = of_answers(given, families)
             evaluations.append(Evaluation(step, scores, given, families=families, asked=asked))
-        remarks = (
-            [f"{many} rows given twice, counted once"]
-            if (many := doubled.get((arm, seed), 0))
-            else []
-        )
-        runs.append(_run(arm, seed, evaluations, remarks))
+        many = doubled.get((arm, seed))
+        said = [f"{many} rows given twice, counted once"] if many else []
+        runs.append(_run(arm, seed, evaluations, said))
     return runs
-
-
-#: Share of problems that a run may lack; beyond it the runs were given other problems.
-MOST_LACKING = 0.5
-
-
-def _require_alike(answers: Mapping[Any, Any], every: Mapping[str, Any]) -> None:
-    many = sum(map(len, every.values()))
-    for (arm, seed), steps in answers.items():
-        for tasks in steps.values():
-            lacking = [
-                f"{task}: {name[:60]}"
-                for task, problems in every.items()
-                for name in problems
-                if name not in tasks.get(task, {})
-            ]
-            if len(lacking) > MOST_LACKING * many:
-                raise ValueError(
-                    f"{arm}, seed {seed}, lacks {len(lacking)} of {many} problems of the table "
-                    f"({some(lacking, 3)}): the runs were evaluated on different problems."
-                )
 
 
 def _given(samples: Mapping[Any, float | None] | None) -> list[Any]:
@@ -282,21 +256,17 @@ def in_families(run: Run, choice: Choice) -> Run:
             f"{run.path} has no column {choice.cluster!r}: of run directories, --cluster is the "
             "sign that ends the family in an id, such as --cluster=-."
         )
-    return replace(run, evaluations=[*_in_families(run.evaluations, choice.sign)])
-
-
-def _in_families(evaluations: Iterable[Evaluation], sign: str) -> Iterator[Evaluation]:
-    for one in evaluations:
+    evaluations = []
+    for one in run.evaluations:
         families = {
-            task: {name: name.rpartition(sign)[0] or name for name in problems}
+            task: {name: choice.family_of(name) for name in problems}
             for task, problems in one.answers.items()
         }
-        if families:
-            again = of_answers(one.answers, families)
-            parts = one.scores["tasks"].items()
-            scores = {
-                "tasks": {task: {**part, **again["tasks"][task]} for task, part in parts},
-                "average": {**one.scores["average"], **again["average"]},
-            }
-            one = replace(one, scores=scores, families=families)
-        yield one
+        again = of_answers(one.answers, families) if families else one.scores
+        parts = one.scores["tasks"].items()
+        scores = {
+            "tasks": {task: {**part, **again["tasks"].get(task, {})} for task, part in parts},
+            "average": {**one.scores["average"], **again["average"]},
+        }
+        evaluations.append(replace(one, scores=scores, families=families))
+    return replace(run, evaluations=evaluations)

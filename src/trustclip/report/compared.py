@@ -3,7 +3,6 @@
 import json
 import tempfile
 from collections.abc import Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from trustclip.findings.groups import Group
 from trustclip.report.draw.plots import forest_figure
 from trustclip.report.results import p_text
 from trustclip.report.tables import latex_text
-from trustclip.support.jsonl import write_bytes
+from trustclip.support.jsonl import plain, write_bytes
 from trustclip.support.names import unknown
 from trustclip.support.text import signed, title_of
 
@@ -32,7 +31,7 @@ def as_json(groups: Sequence[Group], comparisons: Sequence[Compared], notes: Seq
         "comparisons": [_of(one) for one in comparisons],
         "notes": [*notes],
     }
-    return json.dumps(_finite(found), indent=2, ensure_ascii=False)
+    return json.dumps(plain(found), indent=2, ensure_ascii=False)
 
 
 def _of(one: Compared) -> dict[str, Any]:
@@ -41,21 +40,13 @@ def _of(one: Compared) -> dict[str, Any]:
         "arm": one.group.label,
         "runs": one.seeds,
         "paired_by_seed": one.same_seeds,
-        "difference": one.difference and vars(one.difference),
+        "difference": one.difference,
         "p_holm": one.p_holm,
         "detectable": one.detectable,
-        "lost_counted_as_wrong": one.counted and vars(one.counted),
+        "lost_counted_as_wrong": one.counted,
         "resolved": one.resolved,
         "verdict": one.verdict,
     }
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [*map(_finite, value)]
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def as_latex(comparisons: Sequence[Compared]) -> str:

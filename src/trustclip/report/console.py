@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from trustclip.findings.comparison import Compared, compare, difference_on, points
 from trustclip.findings.conditions import require_equal_problems
@@ -162,11 +162,9 @@ def _heading(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]])
 
 def _table(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]]) -> Table:
     """A row for each score and method; of several tasks first the average, then each."""
-    table = Table(box=None, pad_edge=False)
     lost = any(group.lost for group in groups)
-    for title in ("score", "task", "method", "seeds", *(["lost"] if lost else []), "%",
-                  "difference", "p (Holm)"):  # fmt: skip
-        table.add_column(title, overflow="fold")
+    heads = "score", "task", "method", "seeds", *(["lost"] * lost), "%", "difference", "p (Holm)"
+    table = Table(*(Column(head, overflow="fold") for head in heads), box=None, pad_edge=False)
     tasks = groups[0].evaluations("final")[0].tasks
     for kind, comparisons in by_kind.items():
         by_label = {c.group.label: c for c in comparisons}

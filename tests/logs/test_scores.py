@@ -112,7 +112,7 @@ def test_columns_of_any_name_in_any_file(tmp_path, suffix):
 
 
 def test_programs_are_known_by_what_their_rows_hold(tmp_path):
-    """Columns as lm-eval 0.4.13 and verl 0.9.1 write them, one folder for each run."""
+    """Columns as lm-eval 0.4.13, verl 0.9.1 and verifiers 0.4.0 write them, a folder a run."""
     for arm, right in (("a", 3), ("b", 7)):
         name = "samples_toy_2026-11-28T02-13-45.5.jsonl"
         written(tmp_path / "lm" / arm / name, [
@@ -124,6 +124,17 @@ def test_programs_are_known_by_what_their_rows_hold(tmp_path):
                 {"input": f"q{i}", "output": "", "gts": "", "step": step,
                  "score": 1.0 if i < right and step else -1.0} for i in range(10)
             ])  # fmt: skip
+        for work, folder in (("eval", "all"), ("eval", "effective"), ("train", "all")):
+            name = f"prime/{arm}/rollouts/step_20/{work}/{folder}/traces.jsonl"
+            reward = {"right": {"score": 1.0, "weight": 0.5}, "tone": None}
+            written(tmp_path / name, [
+                {"id": f"{work}{i}", "env": {"id": "toy"}, "task": {"key": f"q{i}"}, "ok": i < 9,
+                 "run": {"type": "train", "work": {"type": work, "step": 20}},
+                 "traces": [{"rewards": reward if i < right else {}}]} for i in range(10)
+            ])  # fmt: skip
+    (mean,), text = compared(tmp_path / "prime/a", tmp_path / "prime/b")
+    assert gap(mean).value == pytest.approx(0.5 * 4 / 9) and "At update 20" in text
+    assert "1 of 10" in text and "10 rows given twice" in text
     (mean, _), text = compared(tmp_path / "lm/a", tmp_path / "lm/b")
     assert gap(mean).value == pytest.approx(0.4) and "toy" in text
     (mean, _), _ = compared(tmp_path / "lm/a", tmp_path / "lm/b", columns="score=em")
@@ -178,6 +189,7 @@ def test_two_runs_and_one_run_are_no_test(tmp_path):
         rows = table({"a": 0.2, "b": 0.9}, seeds=seeds)
         (mean, _), text = compared(written(tmp_path / f"{seeds}.csv", rows))
         assert not mean.resolved and said in text and "is better" not in text
+        assert "would be needed" not in text
     build([tmp_path / "2.csv"], tmp_path / "report")
     page = (tmp_path / "report/index.html").read_text()
     assert "cannot tell the methods apart" in page and "does not differ" not in page

@@ -4,7 +4,6 @@ from math import isnan, nan, sqrt
 
 import numpy as np
 import pytest
-from compared import compare
 from scipy import stats as scipy_stats
 from simulated_answers import crossed_seeds, random_answers, rows, variance_parts
 
@@ -14,7 +13,6 @@ from trustclip.stats import (
     RunSummary,
     Tally,
     holm,
-    mean_interval,
     paired_difference,
     pass_interval,
     required,
@@ -420,32 +418,6 @@ def test_one_run_each_is_never_called_better():
         "methods"
     )
     assert verdict(Difference(-0.1, -0.2, 0, 1e-9), budget) == sentence
-
-
-def test_compare_corrects_for_the_family_and_says_so():
-    runs = {name: random_answers(40, 60, mean=0.4) for name in ("clip", "same")}
-    runs["better"] = np.maximum(runs["clip"], random_answers(41, 60, mean=0.4))
-    runs["noise"] = random_answers(42, 60, mean=0.4)
-    table = compare(runs)
-    assert [row.name for row in table] == list(runs)
-    assert (table[0].difference, table[0].verdict) == (None, "reference")
-    raw = [row.difference.p for row in table[1:] if row.difference]
-    assert [row.p_adjusted for row in table[1:]] == pytest.approx(holm(raw).tolist())
-    assert table[1].verdict == "no difference observed with 8 samples on 60 problems"
-    assert table[2].verdict.startswith("better scored ")
-    assert table[3].verdict.startswith("inconclusive with ")
-    assert table[2].score == mean_interval(runs["better"])
-    budget = required(runs["noise"], runs["clip"], level=1 - 0.05 / 3)
-    assert table[3].difference is not None
-    assert table[3].verdict == verdict(table[3].difference, budget)
-    assert table[3].verdict != verdict(table[3].difference, required(runs["noise"], runs["clip"]))
-
-
-def test_compare_by_pass_at_k_and_with_one_run():
-    a, b = random_answers(43, 30), random_answers(44, 30)
-    table = compare({"a": a, "b": b}, k=4)
-    assert table[1].score == pass_interval(b, 4)
-    assert table[1].difference == paired_difference(b, a, k=4)
 
 
 # The edges

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trustclip import stats
-from trustclip.findings.comparison import Compared
+from trustclip.findings.comparison import Compared, points
 from trustclip.findings.groups import Group
 from trustclip.report.draw.plots import forest_figure
 from trustclip.report.results import p_text
 from trustclip.report.tables import latex_text
 from trustclip.support.jsonl import plain, write_bytes
 from trustclip.support.names import unknown
-from trustclip.support.text import signed, title_of
+from trustclip.support.text import title_of
 
 
 def as_json(groups: Sequence[Group], comparisons: Sequence[Compared], notes: Sequence[str]) -> str:
@@ -53,15 +52,10 @@ def as_latex(comparisons: Sequence[Compared]) -> str:
     """A row for each comparison: arm, score, runs, difference with its interval, corrected p."""
     rows = ["% arm & score & runs & difference [95 % interval], points & p (Holm)"]
     for one in comparisons:
-        gap = "-" if one.difference is None else _points(one.difference)
+        gap = "-" if one.difference is None else points(one.difference)
         cells = [one.group.label, title_of(one.metric), str(one.seeds), gap, p_text(one.p_holm)]
         rows.append(" & ".join(map(latex_text, cells)) + r" \\")
     return "\n".join(rows)
-
-
-def _points(d: stats.Difference) -> str:
-    bounds = "" if d.low != d.low else f" [{signed(d.low)}, {signed(d.high)}]"
-    return signed(d.value) + bounds
 
 
 def draw(groups: Sequence[Group], compared: Sequence[Compared], path: Path) -> None:

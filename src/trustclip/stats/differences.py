@@ -307,11 +307,15 @@ def runs_variance(a: Sequence[float], b: Sequence[float], same_seeds: bool) -> V
     if same_seeds:
         paired = RunSummary.of(np.subtract(a, b))
         return Variance(paired.std**2 / paired.runs, paired.runs - 1)
-    parts = [(RunSummary.of(x).std ** 2 / len(x), len(x) - 1) for x in (a, b)]
+    found = _welch_variance(RunSummary.of(a), RunSummary.of(b))
+    return replace(found, freedom=_unpaired_freedom(found.freedom, sorted((len(a), len(b)))))
+
+
+def _welch_variance(a: RunSummary, b: RunSummary) -> Variance:
+    parts = [(one.std**2 / one.runs, one.runs - 1) for one in (a, b)]
     total = sum(v for v, _ in parts)
     squares = sum(v**2 / freedom for v, freedom in parts)
-    freedom = total**2 / squares if squares else float(len(a) + len(b) - 2)
-    return Variance(total, _unpaired_freedom(freedom, sorted((len(a), len(b)))))
+    return Variance(total, total**2 / squares if squares else float(a.runs + b.runs - 2))
 
 
 def chance_below(distance: float, differences: RunSummary) -> float:
@@ -332,14 +336,11 @@ def welch(a: RunSummary, b: RunSummary, level: float = 0.95) -> Difference:
       >>> print(f"{result.value:.2f} p={result.p:.3f}")
       3.67 p=0.037
     """
-    value, (part_a, part_b) = a.mean - b.mean, (a.std**2 / a.runs, b.std**2 / b.runs)
-    variance = part_a + part_b
-    if variance == 0:
+    value, variance = a.mean - b.mean, _welch_variance(a, b)
+    if variance.total == 0:
         return Difference(value, nan, nan, nan)
-    freedom = variance**2 / (part_a**2 / (a.runs - 1) + part_b**2 / (b.runs - 1))
-    half = t_quantile(level, freedom) * sqrt(variance)
-    p = float(2 * stdtr(freedom, -abs(value) / sqrt(variance)))
-    return Difference(value, value - half, value + half, p)
+    half = t_quantile(level, variance.freedom) * sqrt(variance.total)
+    return Difference(value, value - half, value + half, _student_p(value, variance))
 
 
 def holm(p_values: ArrayLike) -> Floats:

@@ -1,7 +1,6 @@
 """Comparisons for programs and papers: JSON, rows of LaTeX, a figure."""
 
 import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -70,6 +69,5 @@ def draw(groups: Sequence[Group], compared: Sequence[Compared], path: Path) -> N
 
     figure = forest_figure(groups, compared)
     assert figure is not None  # runs without a score are refused before
-    with tempfile.TemporaryDirectory() as folder:
-        saved = {file.suffix: file for file in figures.save(figure, Path(folder))}
-        write_bytes(path, saved[path.suffix].read_bytes())
+    picture = figures.draw(figure)
+    write_bytes(path, picture.svg.encode() if path.suffix == ".svg" else picture.pdf)

@@ -404,26 +404,107 @@ def runs_of(rng: Rng, chances: Floats, seeds: int, spread: float, falls: float) 
 
 def honest_runs(rng: Rng, repetitions: int) -> Iterator[Row]:
     """False differences of equal methods: collapses, unequal numbers of runs, noisy and steady."""
-    cases = [(f"{n} pairs, half collapse", n, n, (0.05, 0.05), 0.5) for n in (2, 3, 5, 10)]
-    for few, many in ((2, 8), (3, 10), (3, 5)):
+    cases = [
+        (f"{n} pairs, {'half' if falls else 'none'} collapse", True, n, n, (0.05, 0.05), falls)
+        for falls in (0.0, 0.5)
+        for n in (2, 3, 5, 10)
+    ]
+    for few, many in ((2, 2), (3, 3), (5, 5), (2, 8), (3, 10), (3, 5)):
         apart = f"{few} against {many}"
         cases += [
-            (f"{apart}, 20 % collapse", few, many, (0.05, 0.05), 0.2),
-            (f"{apart}, noisy against steady", few, many, (0.08, 0.005), 0.0),
-            (f"{apart}, steady against noisy", few, many, (0.005, 0.08), 0.0),
+            (f"{apart}, 20 % collapse", False, few, many, (0.05, 0.05), 0.2),
+            (f"{apart}, noisy against steady", False, few, many, (0.08, 0.005), 0.0),
         ]
-    for setting, n, m, (noisy, steady), falls in cases:
+        if few < many:
+            setting = f"{apart}, steady against noisy"
+            cases.append((setting, False, few, many, (0.005, 0.08), 0.0))
+    for setting, paired, n, m, (noisy, steady), falls in cases:
 
-        def trial(n=n, m=m, noisy=noisy, steady=steady, falls=falls) -> tuple[bool, ...]:
+        def trial(
+            n=n, m=m, noisy=noisy, steady=steady, falls=falls, paired=paired
+        ) -> tuple[bool, ...]:
             chances = difficulty(rng, 0.5, 128, 1.9)
             first = runs_of(rng, chances, n, noisy, falls)
             second = runs_of(rng, chances, m, steady, falls)
-            gap = paired_difference(first, second, same_seeds=n == m, resamples=RESAMPLES)
+            gap = paired_difference(first, second, same_seeds=paired, resamples=RESAMPLES)
             return gap.p <= 0.05, gap.low > 0 or gap.high < 0
 
         rejected, missed = rates(repetitions, trial)
         yield Row("type I of paired_difference, unlike runs", setting, rejected, (0, 0.06))
         yield Row("interval without 0, unlike runs", setting, missed, (0, 0.06))
+
+
+def corners(rng: Rng, repetitions: int) -> Iterator[Row]:
+    """Equal methods where scores hardly vary, or the numbers of answers differ."""
+    cases = {
+        "99 % of problems always right, one run each": (0.99, 1, (8, 8)),
+        "99 % of problems always wrong, one run each": (0.01, 1, (8, 8)),
+        "K = 1, one run each": (0.5, 1, (1, 1)),
+        "K = 16 against 2, one run each": (0.5, 1, (16, 2)),
+        "K = 16 against 2, 3 runs each": (0.5, 3, (16, 2)),
+    }
+    for setting, (mean, seeds, samples) in cases.items():
+
+        def trial(mean=mean, seeds=seeds, samples=samples) -> tuple[bool, ...]:
+            chances = difficulty(rng, mean, 200, 0.01 if mean != 0.5 else 1.9)
+            runs = [
+                answers(rng, np.clip(chances + rng.normal(0, 0.02, (seeds, 1)), 0, 1), k)
+                if seeds > 1
+                else answers(rng, chances, k)
+                for k in samples
+            ]
+            found = [
+                paired_difference(*runs, k=k, same_seeds=seeds > 1, resamples=RESAMPLES).p <= 0.05
+                for k in (None, min(samples))
+            ]
+            return *found, any(found)
+
+        # Of one run each `compare` gives no verdict at all, so that there are no two of it.
+        scores = ("Mean", f"Pass@{min(samples)}", *(["either"] if seeds > 1 else []))
+        for score, rate in zip(scores, rates(repetitions, trial), strict=False):
+            yield Row(
+                "type I of paired_difference, corners", f"{setting}, {score}", rate, (0, 0.06)
+            )
+
+
+def many_arms(rng: Rng, repetitions: int) -> Iterator[Row]:
+    """20 equal arms of 5 seeds: any verdict after Holm's correction; naive: without it."""
+
+    def trial() -> tuple[bool, ...]:
+        chances = difficulty(rng, 0.5, 100, 1.9)
+        arms = [runs_of(rng, chances, 5, 0.03, 0.0) for _ in range(20)]
+        p = [
+            [paired_difference(a, arms[0], k=k, same_seeds=True, resamples=RESAMPLES).p
+             for a in arms[1:]]
+            for k in (None, SAMPLES)
+        ]  # fmt: skip
+        return bool((np.array(p) <= 0.05).any()), any((holm(one) <= 0.05).any() for one in p)
+
+    naive, wrong = rates(max(repetitions // 4, 1), trial)
+    setting = f"20 arms, 5 seeds, {max(repetitions // 4, 1)} repetitions, Mean or Pass"
+    yield Row("any false verdict", setting, wrong, (0, 0.06), naive)
+
+
+def families_by_run(rng: Rng, repetitions: int) -> Iterator[Row]:
+    """Runs, not methods, find families differently hard; naive: problems as the units."""
+    strata = [("t", str(problem // 10)) for problem in range(200)]
+    for spread in (0.5, 1.0):
+
+        def trial(spread=spread) -> tuple[bool, ...]:
+            base = np.repeat(rng.normal(0, 1, 20), 10) + rng.normal(0, 1, 200)
+            a, b = (
+                answers(rng, 1 / (1 + np.exp(-(base + np.repeat(own, 10, axis=1)))))
+                for own in rng.normal(0, spread, (2, 3, 20))
+            )
+            aware, naive = (
+                paired_difference(a, b, names, same_seeds=True, resamples=RESAMPLES).p <= 0.05
+                for names in (strata, None)
+            )
+            return naive, aware
+
+        naive, aware = rates(repetitions, trial)
+        setting = f"run x family SD {spread} logit, 3 seeds"
+        yield Row("type I of paired_difference, families", setting, aware, (0, 0.06), naive)
 
 
 def families(rng: Rng, repetitions: int) -> Iterator[Row]:
@@ -506,7 +587,10 @@ PARTS = (
     unequal_seeds,
     paired_by_seed,
     honest_runs,
+    corners,
+    many_arms,
     families,
+    families_by_run,
     lost_answers,
     power_of_detectable,
 )

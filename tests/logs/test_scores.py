@@ -13,7 +13,7 @@ from scipy import stats as scipy_stats
 
 from trustclip import stats
 from trustclip.findings.comparison import Compared
-from trustclip.logs.scores import Choice, pairs_of
+from trustclip.logs.choice import Choice
 from trustclip.report.build import build
 from trustclip.report.console import print_comparison
 from trustclip.report.planning import print_power
@@ -23,8 +23,6 @@ COLUMNS = "arm=arm,seed=seed,problem=problem,score=right,of=samples,step=update"
 
 
 def compared(*paths: Path | str, form: str = "text", figure=None, **choice):
-    for name in ("columns", "where"):
-        choice[name] = pairs_of(choice.get(name, ""), name)
     text = io.StringIO()
     found = print_comparison(
         [Path(path) for path in paths], Console(width=160, file=text), form=form, figure=figure,
@@ -92,6 +90,10 @@ def test_the_runs_of_smollm2_give_the_same_digits_through_both_doors(tmp_path):
     assert "clip is better than atr by 16.5 points [+6.8, +26.2] (p = 0.021)" in text
     said = "Holm's correction for 3 comparisons in Mean@4, and for those in Pass@4 apart"
     assert said in " ".join(text.split())
+    ours, _ = compared(*sorted(tmp_path.iterdir()), by="area")
+    theirs, text = compared(SMOLLM2, columns=COLUMNS, where="rate=0.000277", by="area")
+    assert [gap(c).value for c in ours] == pytest.approx([gap(c).value for c in theirs])
+    assert "(area)" in text
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
@@ -110,7 +112,7 @@ def test_columns_of_any_name_in_any_file(tmp_path, suffix):
 
 
 def test_programs_are_known_by_what_their_rows_hold(tmp_path):
-    """Columns as lm-eval 0.4.13 and verl 0.9.1 write them, one folder for each run."""
+    """Columns as lm-eval 0.4.13, verl 0.9.1 and verifiers 0.4.0 write them, a folder a run."""
     for arm, right in (("a", 3), ("b", 7)):
         name = "samples_toy_2026-11-28T02-13-45.5.jsonl"
         written(tmp_path / "lm" / arm / name, [
@@ -122,6 +124,17 @@ def test_programs_are_known_by_what_their_rows_hold(tmp_path):
                 {"input": f"q{i}", "output": "", "gts": "", "step": step,
                  "score": 1.0 if i < right and step else -1.0} for i in range(10)
             ])  # fmt: skip
+        for work, folder in (("eval", "all"), ("eval", "effective"), ("train", "all")):
+            name = f"prime/{arm}/rollouts/step_20/{work}/{folder}/traces.jsonl"
+            reward = {"right": {"score": 1.0, "weight": 0.5}, "tone": None}
+            written(tmp_path / name, [
+                {"id": f"{work}{i}", "env": {"id": "toy"}, "task": {"key": f"q{i}"}, "ok": i < 9,
+                 "run": {"type": "train", "work": {"type": work, "step": 20}},
+                 "traces": [{"rewards": reward if i < right else {}}]} for i in range(10)
+            ])  # fmt: skip
+    (mean,), text = compared(tmp_path / "prime/a", tmp_path / "prime/b")
+    assert gap(mean).value == pytest.approx(0.5 * 4 / 9) and "At update 20" in text
+    assert "1 of 10" in text and "10 rows given twice" in text
     (mean, _), text = compared(tmp_path / "lm/a", tmp_path / "lm/b")
     assert gap(mean).value == pytest.approx(0.4) and "toy" in text
     (mean, _), _ = compared(tmp_path / "lm/a", tmp_path / "lm/b", columns="score=em")
@@ -176,6 +189,10 @@ def test_two_runs_and_one_run_are_no_test(tmp_path):
         rows = table({"a": 0.2, "b": 0.9}, seeds=seeds)
         (mean, _), text = compared(written(tmp_path / f"{seeds}.csv", rows))
         assert not mean.resolved and said in text and "is better" not in text
+        assert "would be needed" not in text
+    build([tmp_path / "2.csv"], tmp_path / "report")
+    page = (tmp_path / "report/index.html").read_text()
+    assert "cannot tell the methods apart" in page and "does not differ" not in page
 
 
 def test_a_curve_is_one_number_by_the_rule_that_was_named(tmp_path):
@@ -191,11 +208,42 @@ def test_a_curve_is_one_number_by_the_rule_that_was_named(tmp_path):
     assert gap(found).p == pytest.approx(scipy_stats.ttest_rel(ours, theirs).pvalue)
     assert gap(found).value == pytest.approx(np.mean(ours) - np.mean(theirs))
     assert "in scores (area)." in text
+    answers = [{**row, "problem": f"q{i}", "score": int(row["score"] > 0.3 + 0.02 * i)}
+               for row in rows for i in range(5)]  # fmt: skip
+    right = {run: sum(values > 0.3 + 0.02 * i for i in range(5)) / 5
+             for run, values in curves.items()}  # fmt: skip
+    areas = [np.trapezoid(right["b", s] - right["a", s]) / 10 for s in range(5)]
+    (of_answers,), _ = compared(written(tmp_path / "answers.csv", answers), by="area")
+    assert gap(of_answers).value == pytest.approx(np.mean(areas))
     assert "the best of 11 values is a maximum" in compared(path, by="best")[1]
     options = {"gap": 3.0, "power": 0.8, "comparisons": None, "choice": Choice()}
     (plan,) = print_power([path], Console(file=io.StringIO()), **options)
     ends = [curves["b", s][-1] - curves["a", s][-1] for s in range(5)]
     assert plan.spread.std == pytest.approx(np.std(ends, ddof=1))
+
+
+def test_offline_runs_of_wandb_are_curves(tmp_path, monkeypatch):
+    """Files of wandb's own writer, three seeds of two arms; areas by numpy."""
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    rng = np.random.default_rng(4)
+    areas, paths = {}, []
+    for arm in "ab":
+        for seed in range(3):
+            folder = tmp_path / f"{arm}-{seed}"
+            folder.mkdir()
+            values = 0.3 + 0.1 * (arm == "b") + rng.normal(0, 0.01, 6)
+            with wandb.init(project="p", dir=folder, mode="offline") as run:
+                for i, value in enumerate(values):
+                    run.log({"val/acc": value, "loss": 1.0}, step=5 * i)
+            areas[arm, seed] = np.trapezoid(values) / 5
+            paths.append(f"{arm}@{seed}={folder}")
+    (found,), _ = compared(*paths, curve="val/acc", by="area")
+    gaps = [areas["b", seed] - areas["a", seed] for seed in range(3)]
+    assert gap(found).value == pytest.approx(np.mean(gaps))
+    assert gap(found).p == pytest.approx(scipy_stats.ttest_1samp(gaps, 0).pvalue)
+    with pytest.raises(ValueError, match="unknown curve 'val/ac'; did you mean 'val/acc'"):
+        compared(*paths, curve="val/ac")
 
 
 @pytest.mark.parametrize(

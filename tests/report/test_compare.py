@@ -86,13 +86,6 @@ def test_different_seeds_are_compared_as_independent_runs(tmp_path):
     assert "paired by problem;" in text
 
 
-def test_two_seeds_of_one_method_are_no_comparison(tmp_path):
-    """The seeds of one method were arms: one "better" than the other by 9.6 points, p = 0.0002."""
-    folders = [make_run(tmp_path / f"atr{seed}", replace(ATR, seed=seed)) for seed in (0, 1)]
-    with pytest.raises(ValueError, match=r"at least two methods.*got one \(atr δ=0.07, seeds 0, 1"):
-        compared(*folders)
-
-
 def test_different_updates_are_refused_with_the_update_that_would_do(tmp_path):
     first = make_run(tmp_path / "a", ATR)
     second = make_run(tmp_path / "b", replace(CLIP, steps=40))
@@ -135,19 +128,6 @@ def test_a_twin_is_exactly_equal_only_if_its_completions_are(tmp_path, same_text
     else:
         assert mean.difference.low < -0.05 and mean.difference.high > 0.05
         assert "no difference observed" in printed
-
-
-def test_a_few_seeds_are_never_answered_with_more_samples(tmp_path):
-    """Two methods and two seeds: "about 9 samples would be needed" where 512 did not suffice."""
-    specs = {"clip": replace(CLIP, gain=0.8), "atr": replace(ATR, gain=1.0)}
-    folders = [
-        make_run(tmp_path / f"{name}{seed}", replace(spec, seed=seed))
-        for name, spec in specs.items()
-        for seed in (0, 1)
-    ]
-    found, text = compared(*folders)
-    assert all(c.verdict.startswith("inconclusive with 2 seeds per method") for c in found)
-    assert "would be needed" not in text
 
 
 def test_one_seed_each_is_about_two_runs_and_no_method_is_called_better(tmp_path):
@@ -230,7 +210,7 @@ def test_one_problem_with_fewer_answers_keeps_k(tmp_path):
     rewritten(short, lambda row: [] if first_problem(row) and row["k"] > 1 else [row])
     found, text = compared(first, short)
     assert [c.metric for c in found] == ["mean@4", "pass@4"]
-    assert "1 problem has 2 of 4 answers (amc23: 0)" in " ".join(text.split())
+    assert "2 of 120 answers are missing in the evaluation" in " ".join(text.split())
     assert "Different numbers of samples" not in text and "2 of 120" in text
     for then, now in zip(before, found, strict=True):
         assert then.difference is not None and now.difference is not None

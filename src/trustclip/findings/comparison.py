@@ -11,7 +11,6 @@ from trustclip.findings.facts import LEVEL, LOST
 from trustclip.findings.groups import Group, common_seeds, shared_answers
 from trustclip.logs.answers import usual, whole
 from trustclip.logs.reader import Evaluation, Run
-from trustclip.logs.scores import OF_RUN
 from trustclip.stats.differences import runs_difference
 from trustclip.stats.power import required_of_runs
 
@@ -53,6 +52,12 @@ class Compared:
     def resolved(self) -> bool:
         """Whether the corrected p-value is at most 5 %, however lost answers are counted."""
         return self.difference is not None and not self.disputed and significant(self.p_holm)
+
+    @property
+    def tested(self) -> bool:
+        """Whether the runs can tell: one or two of a method cannot, and have no p or interval."""
+        d = self.difference
+        return d is not None and (self.identical or (d.p == d.p and d.low == d.low))
 
 
 def significant(p: float) -> bool:
@@ -102,13 +107,23 @@ class _Pair:
         if self.identical:
             return stats.Difference(0.0, 0.0, 0.0, 1.0)
         if self.values:
-            many = len(self.runs[0])
-            ours, theirs = self.values[:many], self.values[many:]
-            return runs_difference(ours, theirs, same_seeds=self.same_seeds, level=LEVEL)
+            return runs_difference(*self._numbers, same_seeds=self.same_seeds, level=LEVEL)
         a, b, strata, k = self.answers(kind)
         found = stats.paired_difference(a, b, strata, k=k, level=LEVEL, same_seeds=self.same_seeds)
         # Of two runs, the p over problems is no test of how they were made.
         return replace(found, p=nan) if len(a) == len(b) == 1 else found
+
+    def required(self, kind: str, level: float) -> stats.Required:
+        """What gap can be found, at the confidence of the strictest test of the family."""
+        if self.values:
+            return required_of_runs(*self._numbers, level=level, same_seeds=self.same_seeds)
+        a, b, strata, k = self.answers(kind)
+        return stats.required(a, b, strata, k=k, level=level, same_seeds=self.same_seeds)
+
+    @property
+    def _numbers(self) -> tuple[Sequence[float], Sequence[float]]:
+        many = len(self.runs[0])
+        return self.values[:many], self.values[many:]
 
     def with_lost(self, kind: str) -> stats.Difference | None:
         """The difference with lost answers counted as wrong; None where few are lost."""
@@ -215,22 +230,16 @@ def _comparison(
         return Compared(pair.group, pair.reference, kind, 0, None, None, nan, pair.obstacle)
     names = (pair.group.label, pair.reference.label)
     level = 1 - (1 - LEVEL) / family
-    budget = stats.Required(stats.Budget(1, 1, 1))
+    detectable = nan
     if pair.identical:
         sentence = f"identical to {names[1]}, completion by completion"
-    elif pair.name:
-        many = len(pair.runs[0])
-        budget = required_of_runs(
-            pair.values[:many], pair.values[many:], level=level, same_seeds=pair.same_seeds
-        )
-        sentence = stats.verdict(replace(difference, p=p), budget, names=names, level=LEVEL)
     else:
-        a, b, strata, k = pair.answers(kind)
-        budget = stats.required(a, b, strata, k=k, level=level, same_seeds=pair.same_seeds)
+        budget = pair.required(kind, level)
+        detectable = budget.detectable
         sentence = stats.verdict(replace(difference, p=p), budget, names=names, level=LEVEL)
     return Compared(
         pair.group, pair.reference, pair.metric(kind), len(pair.runs[0]), pair.step, difference, p,
-        sentence, pair.same_seeds, pair.identical, budget.detectable,
+        sentence, pair.same_seeds, pair.identical, detectable,
     )  # fmt: skip
 
 
@@ -250,7 +259,7 @@ def _pair(
     first, second = runs
     evaluations, step = _alike([*first, *second])
     answers, strata = shared_answers(evaluations, task, lost)
-    name = next((m for e in evaluations[:1] for m in e.metrics if m.endswith(OF_RUN)), "")
+    name = evaluations[0].number if evaluations else ""
     scores = [one.score(task, name) for one in evaluations] if name else []
     values = [score["value"] for score in scores if score is not None]
     if name and len(values) < len(evaluations):
@@ -259,7 +268,7 @@ def _pair(
         f"not compared: one training run each, of the seeds {first[0].seed} and {second[0].seed}"
         if len(first) == len(second) == 1 and not same_seeds
         else "" if answers or values
-        else "not compared: no seed in common" if not first
+        else "not compared: no seed in common, and one of the two has a single run" if not first
         else "not compared: never evaluated at the same update" if not evaluations
         else "not compared: the problems differ, or the samples are missing"
     )  # fmt: skip

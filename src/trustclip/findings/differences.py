@@ -102,7 +102,13 @@ def _of_comparisons(compared: Sequence[Compared]) -> str:
             "compare the methods."
         )
     if not higher and not lower:
-        others = [c for c in compared if not c.identical] or compared
+        others = [c for c in compared if c.tested and not c.identical] or compared
+        if not any(c.tested for c in compared):
+            gaps = join_words([f"{labels[id(c)]} {_points(c)}" for c in compared[:SHOWN]])
+            return (
+                f"One or two runs of each cannot tell the methods apart: {metric} against "
+                f"{reference} is {gaps} points."
+            )
         many = len({c.group.label for c in others})
         score = f"significantly from {reference} in {metric} at the end"
         if many > 1:

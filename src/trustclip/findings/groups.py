@@ -17,7 +17,6 @@ from trustclip.findings.facts import ENOUGH_RUNS
 from trustclip.logs.answers import overlapping, whole
 from trustclip.logs.identity import flat
 from trustclip.logs.reader import Evaluation, Run
-from trustclip.logs.scores import OF_RUN
 
 #: Hyper-parameters that a label always shows; others only where they differ from the default.
 THRESHOLDS = ("delta", "epsilon", "low", "high")
@@ -103,6 +102,13 @@ class Group:
         missing = len(self.runs) - len(self.scored)
         return f"{missing} of {len(self.runs)} runs not finished" if missing else ""
 
+    @property
+    def lost(self) -> str:
+        """How many answers of its final evaluations are missing, of how many; empty for none."""
+        parts = [e.lost for e in self.evaluations("final")]
+        missing, due = (sum(part[i] for part in parts) for i in (0, 1))
+        return f"{missing} of {due}" if missing else ""
+
     def evaluations(self, moment: str) -> list[Evaluation]:
         """Evaluations of the scored runs, ``moment`` being ``"initial"`` or ``"final"``."""
         runs = self.scored if moment == "final" else self.runs
@@ -156,7 +162,7 @@ def pooled(
     std = runs.std
     answers, strata = shared_answers(evaluations, task)
     if not answers:
-        bounds = runs.interval() if metric.endswith(OF_RUN) and len(values) > 2 else None
+        bounds = runs.interval() if metric == evaluations[0].number and len(values) > 2 else None
         low, high = (bounds.low, bounds.high) if bounds else (None, None)
         return Estimate(runs.mean, low, high, std, best)
     kind, _, k = metric.partition("@")

@@ -10,7 +10,6 @@ from trustclip import stats
 from trustclip.logs.samples import fingerprint
 from trustclip.stats.scores import Strata, benchmarks
 from trustclip.support.jsonl import Row
-from trustclip.support.names import some
 
 #: Columns that a row may have besides ``id`` and ``correct``, and their values where unknown.
 _UNKNOWN: Mapping[str, Any] = {
@@ -200,33 +199,6 @@ def _scores(correct: list[list[int]], strata: Sequence[Any]) -> dict[str, Any]:
             "pass": stats.pass_curve(full, of_full)[:k].tolist(),
         },
     }
-
-
-def shortfall(answers: Mapping[str, Mapping[str, list[int]]]) -> str:
-    """The sentence about problems with fewer answers than the others; empty if there is none.
-
-    Example:
-      >>> shortfall({"t": {"1": [0, 1], "2": [1], "3": [0, 0]}})
-      '1 problem has 1 of 2 answers (t: 2): its mean is of those, and Pass@2 leaves it out'
-    """
-    every = [
-        (f"{task}: {name}", right) for task, one in answers.items() for name, right in one.items()
-    ]
-    strata = [task for task, problems in answers.items() for _ in problems]
-    if not every:
-        return ""
-    k = usual([right for _, right in every], strata)
-    short = [(name, len(right)) for name, right in every if len(right) < k]
-    if not short:
-        return ""
-    counts = [count for _, count in short]
-    few = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-    one = len(short) == 1
-    return (
-        f"{len(short)} problem{'' if one else 's'} {'has' if one else 'have'} {few} of {k} answers "
-        f"({some([name for name, _ in short])}): {'its mean is' if one else 'their means are'} of "
-        f"those, and Pass@{k} leaves {'it' if one else 'them'} out"
-    )
 
 
 def _endings(rows: Sequence[Row]) -> dict[str, float]:

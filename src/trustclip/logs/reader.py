@@ -6,7 +6,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from trustclip.logs.answers import digest, outcomes, scores, shortfall
+from trustclip.logs.answers import digest, outcomes, scores
 from trustclip.logs.forms import SUITE, read_summary
 from trustclip.logs.identity import Marks, with_method
 from trustclip.logs.log import Log
@@ -182,8 +182,12 @@ def _evaluations(
         if step in by_step:
             rows = list(answers.values())
             by_step[step] = Evaluation(step, scores(rows), outcomes(rows), digest(rows))
-            if short := shortfall(by_step[step].answers):
-                remarks.append(f"{short} (evaluation at update {step})")
+            missing, due = by_step[step].lost
+            if missing:
+                remarks.append(
+                    f"{missing} of {due} answers are missing in the evaluation at update {step}: "
+                    "means are of the others, and Pass@K leaves out the problems that lack some"
+                )
         else:
             at = "" if step is None else f" at step {step}"
             remarks.append(f"the evaluation{at} is incomplete: {len(answers)} answers, not scored")

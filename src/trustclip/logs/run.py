@@ -13,6 +13,8 @@ from trustclip.logs.log import Log
 from trustclip.logs.samples import Samples
 from trustclip.support.jsonl import Row
 
+#: Ends the name of a score that is a number of a whole run; see `trustclip.support.text.title_of`.
+OF_RUN = "@0"
 #: Stages whose rows hold numbers.
 MEASURED = ("rl", "sft", "eval")
 #: Stands for the last row of a training that has logged nothing.
@@ -59,6 +61,11 @@ class Evaluation:
     def metrics(self) -> list[str]:
         """Names of the scores: ``["mean@8", "pass@8"]``."""
         return [name for name in self.scores["average"] if "@" in name]
+
+    @property
+    def number(self) -> str:
+        """Name of the score that is one number of its run, without answers; empty for none."""
+        return next((name for name in self.metrics if name.endswith(OF_RUN)), "")
 
     def score(self, task: str | None, metric: str) -> Mapping[str, float] | None:
         """``{"value", "low", "high"}`` of a task, or of the average (None), if it was measured."""

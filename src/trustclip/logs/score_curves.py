@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trustclip.logs import tensorboard, wandb
-from trustclip.logs.scores import Choice, Score
+from trustclip.logs.choice import Choice
+from trustclip.logs.scores import Score
 from trustclip.support.inside import Inside
 from trustclip.support.names import unknown
 

@@ -8,13 +8,16 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
+from trustclip.logs.choice import PARTS, Choice
 from trustclip.logs.reader import read_runs
 from trustclip.logs.run import Run
 from trustclip.logs.score_curves import points
-from trustclip.logs.scores import PARTS, Choice, Score, in_families, number_of, runs_of
+from trustclip.logs.scores import Score, by_rule, in_families, number_of, runs_of
 from trustclip.support import parquet
 from trustclip.support.inside import Inside
 from trustclip.support.jsonl import scan
@@ -39,6 +42,7 @@ class Form:
       lost: column that holds an error where there was no answer.
       score: the score of a row, where no column holds it alone.
       path: a pattern of its files' names; its group is the task.
+      flat: makes a row of what it writes; an empty one is left out.
     """
 
     name: str
@@ -48,32 +52,51 @@ class Form:
     lost: str = ""
     score: Callable[[Row, str], object] | None = None
     path: str = ""
+    flat: Callable[[Row], Row] | None = None
+
+
+def _named(values: Any, wanted: str, what: str = "metric") -> object:
+    """The score that is named, or the first one."""
+    values = dict(values) if isinstance(values, Mapping | list) else {}
+    name = wanted or next(iter(values), "")
+    if name not in values:
+        raise ValueError(unknown(what, name, values))
+    return values[name]
 
 
 def _of_metrics(row: Row, wanted: str) -> object:
     """lm-eval's score: the metric that is named, or the first of those listed."""
-    listed = row.get("metrics")
-    name = wanted or (listed[0] if isinstance(listed, list) and listed else "")
-    if name not in row:
-        raise ValueError(unknown("metric", name, listed if isinstance(listed, list) else ()))
-    return row[name]
+    return _named({name: row[name] for name in row["metrics"] if name in row}, wanted)
 
 
-def _of_metric(row: Row, wanted: str) -> object:
-    """lighteval's score: the metric that is named, or the first one."""
-    values = row["metric"]
-    values = dict(values) if isinstance(values, Mapping | list) else {}
-    name = wanted or next(iter(values), "")
-    if name not in values:
-        raise ValueError(unknown("metric", name, values))
-    return values[name]
+def _of_episode(row: Row) -> Row:
+    """An episode of verifiers: the mean of its traces' weighted rewards; none of training."""
+    work, env, task = ((row.get(part) or {}) for part in ("run", "env", "task"))
+    work = work.get("work") or {}
+    if work.get("type") == "train":
+        return {}
+    rewards = [
+        sum(one["score"] * one.get("weight", 1.0) for one in trace["rewards"].values() if one)
+        for trace in row["traces"]
+    ]
+    return {
+        "task": env.get("name") or env.get("id") or "scores",
+        "problem": task.get("key") or task.get("hash"),
+        "sample": row["id"],
+        "score": fmean(rewards) if row["ok"] and rewards else None,
+        "step": work.get("step"),
+    }
 
 
 FORMS = (
+    Form("verifiers", frozenset({"id", "env", "task", "traces", "ok"}),
+         {part: (part,) for part in ("task", "problem", "sample", "score", "step")},
+         flat=_of_episode),
     Form("lm-eval", frozenset({"doc_id", "metrics", "filter"}), {"problem": ("doc_id",)},
          once=True, score=_of_metrics, path=r"samples_(.+)_\d{4}-\d\d-\d\dT.*"),
     Form("lighteval", frozenset({"doc", "metric", "model_response"}), {"problem": ("doc",)},
-         once=True, score=_of_metric, path=r"details_(.+)_\d{4}-\d\d-\d\dT.*"),
+         once=True, score=lambda row, wanted: _named(row["metric"], wanted),
+         path=r"details_(.+)_\d{4}-\d\d-\d\dT.*"),
     Form("verl", frozenset({"input", "output", "gts", "score", "step"}),
          {"problem": ("input",), "score": ("acc", "score"), "step": ("step",),
           "task": ("data_source",)}),
@@ -87,21 +110,13 @@ FORMS = (
          lost="error"),
     Form("Inspect", frozenset({"sample_id", "epoch", "scores"}),
          {"task": ("task",), "problem": ("sample_id",), "sample": ("epoch",)}, lost="error",
-         score=lambda row, wanted: _named(row["scores"], wanted)),
+         score=lambda row, wanted: _named(row["scores"], wanted, "scorer")),
 )  # fmt: skip
 #: A table in its own words.
 PLAIN = Form("table", frozenset({"score"}), {part: (part,) for part in PARTS})
 
 
-def _named(values: Mapping[str, object], wanted: str) -> object:
-    name = wanted or next(iter(values), "")
-    if name not in values:
-        raise ValueError(unknown("scorer", name, values))
-    return values[name]
-
-
-@dataclass(frozen=True)
-class Given:
+class Given(NamedTuple):
     """A path as it was given: ``ARM@SEED=PATH``, ``ARM=PATH`` or a path."""
 
     path: Path
@@ -137,8 +152,11 @@ def read_all(paths: Sequence[Path], choice: Choice) -> list[Run]:
                 f"{foreign[0].path} holds scores of another program; compare them with scores "
                 "alone, not with run directories."
             )
-        return [in_families(run, choice) for run in read_runs(paths)]
-    return runs_of(_rows(foreign, choice), choice)
+        runs = [in_families(run, choice) for run in read_runs(paths)]
+    else:
+        runs = runs_of(_rows(foreign, choice), choice)
+    answered = choice.by != "end" and not any(run.final and run.final.number for run in runs)
+    return [by_rule(run, choice.by) for run in runs] if answered else runs
 
 
 def own_paths(paths: Sequence[Path], choice: Choice) -> bool:
@@ -149,24 +167,24 @@ def own_paths(paths: Sequence[Path], choice: Choice) -> bool:
 def _is_foreign(one: Given, choice: Choice) -> bool:
     if (one.path / "config.yaml").is_file() or (one.path / "suite.yaml").is_file():
         return False
-    if choice.curve or choice.columns or one.arm:
+    if choice.curve or choice.column_of or one.arm:
         return True
     return any(True for file in _files(one.path) if _form(file, next(_raw(file), {})))
 
 
 def _rows(paths: Sequence[Given], choice: Choice) -> Iterator[Score]:
     arms: dict[str, Path] = {}
-    for number, one in enumerate(paths, start=1):
-        if not one.path.exists():
-            raise ValueError(f"there is no file or folder {one.path}.")
-        name = one.arm or _name(one.path)
-        if not one.seed and arms.setdefault(name, one.path) != one.path:
-            if not one.arm:
+    for number, (path, arm, seed) in enumerate(paths, start=1):
+        if not path.exists():
+            raise ValueError(f"there is no file or folder {path}.")
+        name = arm or _name(path)
+        if not seed and arms.setdefault(name, path) != path:
+            if not arm:
                 raise ValueError(
-                    f"{arms[name]} and {one.path} have one name, {name!r}; name them: A={one.path}."
+                    f"{arms[name]} and {path} have one name, {name!r}; name them: A={path}."
                 )
-            one = Given(one.path, one.arm, f"{number} of those given")
-        one = Given(one.path, name, one.seed)
+            seed = f"{number} of those given"
+        one = Given(path, name, seed)
         if choice.curve:
             yield from points(one.path, one.arm, one.seed, choice)
             continue
@@ -181,7 +199,9 @@ def _name(path: Path) -> str:
     """Name of an arm: of its folder, or of its file where that is not the program's own."""
     if path.is_dir():
         return path.resolve().name
-    generic = re.fullmatch(r"\d+|results|trajectories|samples_.*|details_.*|eval_.*", path.stem)
+    generic = re.fullmatch(
+        r"\d+|results|traces|trajectories|samples_.*|details_.*|eval_.*", path.stem
+    )
     return path.resolve().parent.name if generic else path.stem
 
 
@@ -194,7 +214,7 @@ def _files(path: Path) -> Iterator[Path]:
     found = [
         file
         for suffix in SUFFIXES
-        for depth in ("*", "*/*", "*/*/*", "*/*/*/*")
+        for depth in ("*", "*/*", "*/*/*", "*/*/*/*", "*/*/*/*/*")
         for file in sorted(path.glob(depth + suffix))
         if Inside(path).holds(file) and file.is_file()
     ]
@@ -209,15 +229,20 @@ def _of_file(path: Path, one: Given, choice: Choice) -> Iterator[Score]:
     if first is None:
         raise ValueError(f"{path} holds no row.")
     form = _form(path, first[1]) or PLAIN
+    if form.flat:
+        flat = ((n, form.flat(row)) for n, row in chain([first], rows))
+        rows = ((n, row) for n, row in flat if row)
+        first = next(rows, None)
+        if first is None:
+            return
     columns = _columns(path, form, first[1], choice)
     task = re.fullmatch(form.path, path.stem) if form.path else None
-    fixed = Score("", one.arm, one.seed or "0", None, task[1] if task else "scores", None, None,
-                  None)  # fmt: skip
+    name = task[1] if task else "scores"
+    fixed = Score("", one.arm, one.seed or "0", None, name, None, None, None)
     filters = set()
-    yield from _of_row(path, first, form, columns, fixed, choice)
-    for number, row in rows:
+    for number, row in chain([first], rows):
         filters.add(row.get("filter"))
-        if form.name == "lm-eval" and len(filters) > 1 and "filter" not in choice.where:
+        if form.name == "lm-eval" and len(filters) > 1 and "filter" not in choice.values:
             raise ValueError(
                 f"{path} has scores of the filters {some(sorted(map(str, filters)))}; choose one, "
                 f"such as --where filter={sorted(map(str, filters))[0]}."
@@ -227,24 +252,20 @@ def _of_file(path: Path, one: Given, choice: Choice) -> Iterator[Score]:
 
 def _columns(path: Path, form: Form, row: Row, choice: Choice) -> dict[str, str]:
     """The column of each part; refused where one that is named is not there."""
-    found = {}
-    for part, names in form.columns.items():
-        name = next((name for name in names if name in row), None)
-        if name is not None:
-            found[part] = name
-    for part, name in choice.columns.items():
-        if part == "score" and form.score is not None:
-            continue
-        if name not in row:
-            raise ValueError(f"{path}: {unknown('column', name, row)}")
-        found[part] = name
-    for name in choice.where:
-        if name not in row:
-            raise ValueError(f"{path}: {unknown('column', name, row)}")
+    found = {
+        part: next(name for name in names if name in row)
+        for part, names in form.columns.items()
+        if any(name in row for name in names)
+    }
+    named = {**choice.column_of}
     if choice.cluster and not choice.sign:
-        if choice.cluster not in row:
-            raise ValueError(f"{path}: {unknown('column', choice.cluster, row)}")
-        found["family"] = choice.cluster
+        named["family"] = choice.cluster
+    if form.score is not None:
+        named.pop("score", None)
+    for name in (*named.values(), *choice.values):
+        if name not in row:
+            raise ValueError(f"{path}: {unknown('column', name, row)}")
+    found |= named
     if "score" not in found and form.score is None:
         raise ValueError(
             f"{path} has the columns {some(list(row), 12)}, and none is called `score`; say which "
@@ -263,7 +284,7 @@ def _of_row(
 ) -> Iterator[Score]:
     number, row = numbered
     where = f"{path}, row {number}"
-    if any(str(row.get(name)) != value for name, value in choice.where.items()):
+    if any(str(row.get(name)) != value for name, value in choice.values.items()):
         return
 
     def part(name: str, default: object = None) -> Any:
@@ -272,7 +293,7 @@ def _of_row(
     lost = form.lost and row.get(form.lost)
     if form.score is not None and not lost:
         try:
-            score = form.score(row, choice.columns.get("score", ""))
+            score = form.score(row, choice.column_of.get("score", ""))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{where}: {error}") from None
     else:

@@ -4,10 +4,8 @@ Its rows come from `trustclip.logs.score_files` and `trustclip.logs.score_curves
 and a seed. What is done with runs of our own is then done with these: `compare`, `power`, `report`.
 """
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,17 +13,12 @@ import numpy as np
 from scipy.special import ndtri
 
 from trustclip.logs.answers import of_answers, usual
-from trustclip.logs.run import Evaluation, Run
+from trustclip.logs.choice import Choice
+from trustclip.logs.run import OF_RUN, Evaluation, Run
 from trustclip.logs.samples import Samples
 from trustclip.stats.curves import area
-from trustclip.support.names import some, unknown
+from trustclip.support.names import some
 
-#: What a row may say, and the names of columns that are understood without being told.
-PARTS = ("arm", "seed", "step", "task", "problem", "sample", "score", "of", "family")
-#: How a curve becomes one number of its run.
-RULES = ("end", "area", "best")
-#: Ends the name of a score that is a number of a whole run; see `trustclip.support.text.title_of`.
-OF_RUN = "@0"
 #: Scores in words: of tables, and of Inspect.
 WORDS = {"true": 1.0, "false": 0.0, "c": 1.0, "i": 0.0, "p": 0.5, "n": 0.0}
 #: Most scores of a table that are kept.
@@ -47,60 +40,6 @@ class Score(NamedTuple):
     sample: object
     score: float | None
     family: str | None = None
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How scores of other programs are read.
-
-    Args:
-      columns: names of the columns by what they say, one of `PARTS`.
-      where: values that columns must have; rows with others are left out.
-      cluster: column of the families of problems, or a sign: what an id has before its last such
-        sign is its family.
-      right: score from which on an answer is right; scores are shares of 1 where None.
-      curve: name of the curve that is read from logs.
-      by: rule that makes one number of a curve, one of `RULES`.
-
-    Raises:
-      ValueError: an unknown part or rule.
-    """
-
-    columns: Mapping[str, str] = field(default_factory=dict)
-    where: Mapping[str, str] = field(default_factory=dict)
-    cluster: str = ""
-    right: float | None = None
-    curve: str = ""
-    by: str = "end"
-
-    def __post_init__(self) -> None:
-        for part in self.columns:
-            if part not in PARTS:
-                raise ValueError(unknown("part of a score", part, PARTS))
-        if self.by not in RULES:
-            raise ValueError(unknown("rule for a curve", self.by, RULES))
-
-    @cached_property
-    def sign(self) -> str:
-        """The sign that ends the family in an id; empty where a column names it."""
-        return self.cluster if re.fullmatch(r"[^\w\s]+|_", self.cluster) else ""
-
-
-def pairs_of(text: str, option: str) -> dict[str, str]:
-    """``"arm=model,seed=run"`` as a mapping.
-
-    Example:
-      >>> pairs_of("arm=model,seed=run", "columns")
-      {'arm': 'model', 'seed': 'run'}
-    """
-    pairs = [part.partition("=") for part in text.split(",") if part]
-    for name, sign, value in pairs:
-        if not (name and sign and value):
-            raise ValueError(
-                f"--{option} is NAME=VALUE, separated by commas, such as arm=model,seed=run; got "
-                f"{name + sign + value!r}."
-            )
-    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def number_of(value: object, where: str, right: float | None) -> float | None:
@@ -164,7 +103,7 @@ def runs_of(rows: Iterable[Score], choice: Choice) -> list[Run]:
             doubled[run] = doubled.get(run, 0) + 1
             continue
         samples[sample] = row.score
-        if family := _family(row, choice):
+        if family := choice.family_of(row.problem) if choice.sign else row.family:
             families.setdefault(row.task, {})[row.problem] = family
     if answers and points:
         raise ValueError("some rows have a problem and others have none; give them one by one.")
@@ -175,11 +114,8 @@ def runs_of(rows: Iterable[Score], choice: Choice) -> list[Run]:
     return _runs_of_answers(answers, families, doubled)
 
 
-def _family(row: Score, choice: Choice) -> str | None:
-    if choice.sign and row.problem is not None:
-        stem, sign, _ = row.problem.rpartition(choice.sign)
-        return stem if sign else row.problem
-    return row.family
+#: Share of problems that a run may lack; beyond it the runs were given other problems.
+MOST_LACKING = 0.5
 
 
 def _runs_of_answers(
@@ -189,55 +125,32 @@ def _runs_of_answers(
 ) -> list[Run]:
     """Runs whose evaluations have all problems of any run: one without an answer lost them all."""
     every: dict[str, dict[str, None]] = {}
-    for steps in answers.values():
-        for tasks in steps.values():
-            for task, problems in tasks.items():
-                every.setdefault(task, {}).update(dict.fromkeys(problems))
-    _require_alike(answers, every)
     asked: dict[str, int] = {}
-    for steps in answers.values():
-        for tasks in steps.values():
-            for task, problems in tasks.items():
-                k = usual([[*samples] for samples in problems.values()])
-                asked[task] = max(k, asked.get(task, 0))
+    for tasks in (tasks for steps in answers.values() for tasks in steps.values()):
+        for task, problems in tasks.items():
+            every.setdefault(task, {}).update(dict.fromkeys(problems))
+            asked[task] = max(usual([[*one] for one in problems.values()]), asked.get(task, 0))
+    keys = [(task, name) for task, problems in every.items() for name in problems]
     runs = []
     for (arm, seed), steps in answers.items():
         evaluations = []
         for step, tasks in sorted(steps.items(), key=lambda item: (item[0] is None, item[0] or 0)):
+            lacking = [f"{t}: {name[:60]}" for t, name in keys if name not in tasks.get(t, {})]
+            if len(lacking) > MOST_LACKING * len(keys):
+                raise ValueError(
+                    f"{arm}, seed {seed}, lacks {len(lacking)} of {len(keys)} problems of the "
+                    f"table ({some(lacking, 3)}): the runs were evaluated on different problems."
+                )
             given = {
                 task: {name: _given(tasks.get(task, {}).get(name)) for name in problems}
                 for task, problems in every.items()
             }
             scores = of_answers(given, families)
             evaluations.append(Evaluation(step, scores, given, families=families, asked=asked))
-        remarks = (
-            [f"{many} rows given twice, counted once"]
-            if (many := doubled.get((arm, seed), 0))
-            else []
-        )
-        runs.append(_run(arm, seed, evaluations, remarks))
+        many = doubled.get((arm, seed))
+        said = [f"{many} rows given twice, counted once"] if many else []
+        runs.append(_run(arm, seed, evaluations, said))
     return runs
-
-
-#: Share of problems that a run may lack; beyond it the runs were given other problems.
-MOST_LACKING = 0.5
-
-
-def _require_alike(answers: Mapping[Any, Any], every: Mapping[str, Any]) -> None:
-    many = sum(map(len, every.values()))
-    for (arm, seed), steps in answers.items():
-        for tasks in steps.values():
-            lacking = [
-                f"{task}: {name[:60]}"
-                for task, problems in every.items()
-                for name in problems
-                if name not in tasks.get(task, {})
-            ]
-            if len(lacking) > MOST_LACKING * many:
-                raise ValueError(
-                    f"{arm}, seed {seed}, lacks {len(lacking)} of {many} problems of the table "
-                    f"({some(lacking, 3)}): the runs were evaluated on different problems."
-                )
 
 
 def _given(samples: Mapping[Any, float | None] | None) -> list[Any]:
@@ -253,25 +166,47 @@ def _runs_of_curves(
     points: Mapping[tuple[str, Any, str], Mapping[int, float]], choice: Choice
 ) -> list[Run]:
     """Runs with one number each, by the rule that was chosen beforehand."""
-    numbers = {run: _number(curve, choice.by) for run, curve in points.items()}
-    outside = any(not 0 <= value <= 1 for value, _ in numbers.values())
-    found: dict[tuple[str, Any], dict[str, tuple[float, str]]] = {}
-    for (arm, seed, name), number in numbers.items():
-        found.setdefault((arm, seed), {})[name] = number
-    runs = []
-    for (arm, seed), curves in found.items():
-        tasks, remarks = {}, []
-        for name, (value, remark) in curves.items():
-            score = f"{name.replace('@', ' at ')} ({choice.by}){OF_RUN}"
-            tasks[name] = {score: {"value": value / 100 if outside else value,
-                                   "low": None, "high": None}}  # fmt: skip
-            remarks += [remark] if remark else []
-        if outside:
-            remarks.append("values are not shares of 1: they stand in their own unit, not percent")
-        first = next(iter(tasks.values()))
-        evaluation = Evaluation(None, {"tasks": tasks, "average": first}, {})
-        runs.append(_run(arm, seed, [evaluation], remarks))
-    return runs
+    outside = any(not 0 <= value <= 1 for curve in points.values() for value in curve.values())
+    found: dict[tuple[str, Any], dict[str, Mapping[int, float]]] = {}
+    for (arm, seed, name), curve in points.items():
+        unit = 100 if outside else 1
+        found.setdefault((arm, seed), {})[name] = {at: v / unit for at, v in curve.items()}
+    said = ["values are not shares of 1: they stand in their own unit, not percent"] * outside
+    return [_of_curves(_run(*run, [], said), curves, choice.by) for run, curves in found.items()]
+
+
+def by_rule(run: Run, by: str) -> Run:
+    """A run whose scores at all its updates become one number.
+
+    Raises:
+      ValueError: it was not evaluated at any update.
+    """
+    at = {e.step: e for e in run.evaluations if e.step is not None and e.metrics}
+    if not at:
+        raise ValueError(f"{run.path} has no scores by update, of which --by {by} could be taken.")
+    tasks = next(iter(at.values())).tasks
+    curve = {
+        step: score["value"] for step, e in at.items() if (score := e.score(None, e.metrics[0]))
+    }
+    short = [done for e in run.evaluations if (done := e.lost[0])]
+    said = [f"{sum(short)} answers lost: the curve is of the others"] if short else []
+    return _of_curves(
+        replace(run, remarks=[*run.remarks, *said]),
+        {tasks[0] if len(tasks) == 1 else "average": curve},
+        by,
+    )
+
+
+def _of_curves(run: Run, curves: Mapping[str, Mapping[int, float]], by: str) -> Run:
+    """A run with one number of each curve, and what has to be said of it."""
+    tasks, remarks = {}, [*run.remarks]
+    for name, curve in curves.items():
+        value, remark = _number(curve, by)
+        score = f"{name.replace('@', ' at ')} ({by}){OF_RUN}"
+        tasks[name] = {score: {"value": value, "low": None, "high": None}}
+        remarks += [remark] if remark else []
+    scores = {"tasks": tasks, "average": next(iter(tasks.values()))}
+    return replace(run, evaluations=[Evaluation(None, scores, {})], remarks=remarks)
 
 
 def _number(curve: Mapping[int, float], by: str) -> tuple[float, str]:
@@ -321,21 +256,17 @@ def in_families(run: Run, choice: Choice) -> Run:
             f"{run.path} has no column {choice.cluster!r}: of run directories, --cluster is the "
             "sign that ends the family in an id, such as --cluster=-."
         )
-    return replace(run, evaluations=[*_in_families(run.evaluations, choice.sign)])
-
-
-def _in_families(evaluations: Iterable[Evaluation], sign: str) -> Iterator[Evaluation]:
-    for one in evaluations:
+    evaluations = []
+    for one in run.evaluations:
         families = {
-            task: {name: name.rpartition(sign)[0] or name for name in problems}
+            task: {name: choice.family_of(name) for name in problems}
             for task, problems in one.answers.items()
         }
-        if families:
-            again = of_answers(one.answers, families)
-            parts = one.scores["tasks"].items()
-            scores = {
-                "tasks": {task: {**part, **again["tasks"][task]} for task, part in parts},
-                "average": {**one.scores["average"], **again["average"]},
-            }
-            one = replace(one, scores=scores, families=families)
-        yield one
+        again = of_answers(one.answers, families) if families else one.scores
+        parts = one.scores["tasks"].items()
+        scores = {
+            "tasks": {task: {**part, **again["tasks"].get(task, {})} for task, part in parts},
+            "average": {**one.scores["average"], **again["average"]},
+        }
+        evaluations.append(replace(one, scores=scores, families=families))
+    return replace(run, evaluations=evaluations)

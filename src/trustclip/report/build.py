@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from trustclip.logs.choice import Choice
 from trustclip.logs.recognise import holds_tokens
 from trustclip.logs.score_files import own_paths
-from trustclip.logs.scores import Choice
 from trustclip.report import results
 from trustclip.report.collect import collect
 from trustclip.report.microscope import token_page

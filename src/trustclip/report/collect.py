@@ -10,8 +10,8 @@ from trustclip.findings.comparison import Compared, compare
 from trustclip.findings.finding import Finding
 from trustclip.findings.groups import Group, by_setting, group_runs
 from trustclip.findings.learning import learning, threshold
+from trustclip.logs.choice import Choice
 from trustclip.logs.score_files import read_all
-from trustclip.logs.scores import Choice
 from trustclip.report import results, shadows
 from trustclip.report.draw import budget, curves, mismatch, plots, swept
 from trustclip.report.draw.marks import Figure

@@ -1,21 +1,18 @@
 """Comparisons for programs and papers: JSON, rows of LaTeX, a figure."""
 
 import json
-import tempfile
 from collections.abc import Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from trustclip import stats
-from trustclip.findings.comparison import Compared
+from trustclip.findings.comparison import Compared, points
 from trustclip.findings.groups import Group
 from trustclip.report.draw.plots import forest_figure
 from trustclip.report.results import p_text
 from trustclip.report.tables import latex_text
-from trustclip.support.jsonl import write_bytes
+from trustclip.support.jsonl import plain, write_bytes
 from trustclip.support.names import unknown
-from trustclip.support.text import signed, title_of
+from trustclip.support.text import title_of
 
 
 def as_json(groups: Sequence[Group], comparisons: Sequence[Compared], notes: Sequence[str]) -> str:
@@ -32,7 +29,7 @@ def as_json(groups: Sequence[Group], comparisons: Sequence[Compared], notes: Seq
         "comparisons": [_of(one) for one in comparisons],
         "notes": [*notes],
     }
-    return json.dumps(_finite(found), indent=2, ensure_ascii=False)
+    return json.dumps(plain(found), indent=2, ensure_ascii=False)
 
 
 def _of(one: Compared) -> dict[str, Any]:
@@ -41,36 +38,23 @@ def _of(one: Compared) -> dict[str, Any]:
         "arm": one.group.label,
         "runs": one.seeds,
         "paired_by_seed": one.same_seeds,
-        "difference": one.difference and vars(one.difference),
+        "difference": one.difference,
         "p_holm": one.p_holm,
         "detectable": one.detectable,
-        "lost_counted_as_wrong": one.counted and vars(one.counted),
+        "lost_counted_as_wrong": one.counted,
         "resolved": one.resolved,
         "verdict": one.verdict,
     }
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [*map(_finite, value)]
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def as_latex(comparisons: Sequence[Compared]) -> str:
     """A row for each comparison: arm, score, runs, difference with its interval, corrected p."""
     rows = ["% arm & score & runs & difference [95 % interval], points & p (Holm)"]
     for one in comparisons:
-        gap = "-" if one.difference is None else _points(one.difference)
+        gap = "-" if one.difference is None else points(one.difference)
         cells = [one.group.label, title_of(one.metric), str(one.seeds), gap, p_text(one.p_holm)]
         rows.append(" & ".join(map(latex_text, cells)) + r" \\")
     return "\n".join(rows)
-
-
-def _points(d: stats.Difference) -> str:
-    bounds = "" if d.low != d.low else f" [{signed(d.low)}, {signed(d.high)}]"
-    return signed(d.value) + bounds
 
 
 def draw(groups: Sequence[Group], compared: Sequence[Compared], path: Path) -> None:
@@ -85,6 +69,5 @@ def draw(groups: Sequence[Group], compared: Sequence[Compared], path: Path) -> N
 
     figure = forest_figure(groups, compared)
     assert figure is not None  # runs without a score are refused before
-    with tempfile.TemporaryDirectory() as folder:
-        saved = {file.suffix: file for file in figures.save(figure, Path(folder))}
-        write_bytes(path, saved[path.suffix].read_bytes())
+    picture = figures.draw(figure)
+    write_bytes(path, picture.svg.encode() if path.suffix == ".svg" else picture.pdf)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from trustclip.findings.comparison import Compared, compare, difference_on, points
 from trustclip.findings.conditions import require_equal_problems
@@ -13,9 +13,9 @@ from trustclip.findings.differences import cautions
 from trustclip.findings.facts import LEVEL
 from trustclip.findings.groups import Estimate, Group, group_runs, names, pass_estimate
 from trustclip.findings.run import of_run
+from trustclip.logs.choice import Choice
 from trustclip.logs.reader import Run, find, read_run
 from trustclip.logs.score_files import own_paths, read_all
-from trustclip.logs.scores import OF_RUN, Choice
 from trustclip.report.compared import as_json, as_latex, draw
 from trustclip.report.results import p_text
 from trustclip.support.names import some
@@ -29,9 +29,8 @@ STATES = ("identical", "not compared")
 def print_comparison(
     folders: Sequence[Path],
     console: Console,
-    *,
-    step: int | None = None,
     choice: Choice | None = None,
+    step: int | None = None,
     form: str = "text",
     figure: Path | None = None,
 ) -> list[Compared]:
@@ -99,7 +98,7 @@ def _at_step(run: Run, step: int | None) -> Run:
         raise ValueError(f"{run.path}: {some(run.samples.odd)}; an answer is 0 or 1.")
     if run.final is None:
         raise ValueError(f"{run.path} holds no evaluation after training.")
-    if not run.final.answers and not run.final.metrics[0].endswith(OF_RUN):
+    if not run.final.answers and not run.final.number:
         raise ValueError(f"{run.path} no longer holds the samples of its last evaluation.")
     return run
 
@@ -147,8 +146,7 @@ def _heading(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]])
     finals = groups[0].evaluations("final")
     step = f"update {finals[0].step}" if finals[0].step is not None else "the evaluation"
     comparisons = by_kind["mean"]
-    by = [] if comparisons[0].metric.endswith(OF_RUN) else ["family" if finals[0].families
-                                                            else "problem"]  # fmt: skip
+    by = [] if finals[0].number else ["family" if finals[0].families else "problem"]
     by += ["seed"] if any(c.same_seeds and c.seeds > 1 for c in comparisons) else []
     how = f"paired by {' and '.join(by)}; " if by else ""
     tests = sum(c.difference is not None and c.p_holm == c.p_holm for c in comparisons)
@@ -158,17 +156,15 @@ def _heading(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]])
         holm += f", and for those in {names[1]} apart"
     return (
         f"At {step}, in percent; differences to {groups[0].label}, {how}"
-        f"{100 * LEVEL:.0f} % intervals; {holm if tests else 'no test: one run each'}."
+        f"{100 * LEVEL:.0f} % intervals; {holm if tests else 'no test is possible'}."
     )
 
 
 def _table(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]]) -> Table:
     """A row for each score and method; of several tasks first the average, then each."""
-    table = Table(box=None, pad_edge=False)
-    lost = any(_lost(group) for group in groups)
-    for title in ("score", "task", "method", "seeds", *(["lost"] if lost else []), "%",
-                  "difference", "p (Holm)"):  # fmt: skip
-        table.add_column(title, overflow="fold")
+    lost = any(group.lost for group in groups)
+    heads = "score", "task", "method", "seeds", *(["lost"] * lost), "%", "difference", "p (Holm)"
+    table = Table(*(Column(head, overflow="fold") for head in heads), box=None, pad_edge=False)
     tasks = groups[0].evaluations("final")[0].tasks
     for kind, comparisons in by_kind.items():
         by_label = {c.group.label: c for c in comparisons}
@@ -177,7 +173,7 @@ def _table(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]]) -
                 metric = _metric(group, kind, comparisons)
                 name = task or ("average" if len(tasks) > 1 else tasks[0])
                 cells = [title_of(metric), name, group.label, str(len(group.scored))]
-                cells += [_lost(group)] if lost else []
+                cells += [group.lost] if lost else []
                 e = _estimate(group, task, metric)
                 cells.append(f"{percent(e.value)} {bracket(e.low, e.high)}".rstrip() if e else "-")
                 if c := by_label.get(group.label):
@@ -187,13 +183,6 @@ def _table(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]]) -
                     cells.append(p_text(c.p_holm) if task is None else "")
                 table.add_row(*cells)
     return table
-
-
-def _lost(group: Group) -> str:
-    """How many answers are missing, of how many; empty where none is."""
-    parts = [e.lost for e in group.evaluations("final")]
-    missing, due = (sum(numbers) for numbers in zip(*parts, strict=True))
-    return f"{missing} of {due}" if missing else ""
 
 
 def _metric(group: Group, kind: str, comparisons: Sequence[Compared]) -> str:

@@ -4,26 +4,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isinf, isnan, nan
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from trustclip import stats
 from trustclip.findings.groups import Group, by_setting, common_seeds, group_runs, shared_answers
 from trustclip.findings.learning import learning_curve, tallies
+from trustclip.logs.choice import Choice
 from trustclip.logs.reader import Run
 from trustclip.logs.score_files import read_all
-from trustclip.logs.scores import OF_RUN, Choice
 from trustclip.stats.planning import Spread, pooled, seeds_for, spread_of
-from trustclip.stats.scores import (
-    Floats,
-    benchmarks,
-    macro_weights,
-    problem_scores,
-    strata_groups,
-)
+from trustclip.stats.power import sampling_variance
+from trustclip.stats.scores import benchmarks, macro_weights, problem_scores, strata_groups
 from trustclip.support.terminal import print_table
 from trustclip.support.text import title_of
 
@@ -85,55 +79,39 @@ def _spread(score: str, arms: Sequence[Sequence[Run]]) -> Spread | None:
     shared = common_seeds(arms)
     if len(arms) > 1 and len(shared[0]) > 1:
         return _measure(score, shared)
-    alone = [_measure(score, [arm]) for arm in arms if len(arm) > 1]
-    spreads = [one for one in alone if one is not None]
+    spreads = [one for arm in arms if len(arm) > 1 and (one := _measure(score, [arm]))]
     return pooled(spreads) if spreads else None
 
 
 def _measure(score: str, arms: Sequence[Sequence[Run]]) -> Spread | None:
     every = [run for arm in arms for run in arm]
-    names = {m for run in every if run.final for m in run.final.metrics if m.endswith(OF_RUN)}
-    if names:
-        return None if score == "area" else _of_numbers(min(names), arms)
+    many = len(arms[0])
+    finals = [run.final for run in every if run.final is not None]
+    if number := min(one.number for one in finals):
+        found = np.array([[s["value"]] for one in finals if (s := one.score(None, number))])
+        theirs = found[many:] if len(arms) > 1 else None
+        return None if score == "area" else spread_of(found[:many], theirs, np.ones(1))
     if score == "area":
         counts, strata = tallies([run for run in every if len(learning_curve(run)) > 1])
         if counts is None or len(counts.right) < len(every):
             return None
         sampling = nan
     else:
-        answers, strata = shared_answers([run.final for run in every if run.final is not None])
+        answers, strata = shared_answers(finals)
         if not answers:
             return None
         counts = stats.tally(answers)
-        sampling = _sampling(counts, strata) * len(arms)
-    scores, many = problem_scores(counts), len(arms[0])
+        groups = strata_groups(benchmarks(strata), len(strata))
+        sampling = sampling_variance(counts, groups) * len(arms)
+    scores = problem_scores(counts)
     theirs = scores[many:] if len(arms) > 1 else None
-    return spread_of(scores[:many], theirs, _weights(strata), sampling)
-
-
-def _of_numbers(name: str, arms: Sequence[Sequence[Run]]) -> Spread:
-    """Of a score that is one number of each run: of a curve, for instance."""
-    found = [[run.final.score(None, name) for run in arm if run.final] for arm in arms]
-    ours, *theirs = (np.array([[one["value"]] for one in arm if one]) for arm in found)
-    return spread_of(ours, theirs[0] if theirs else None, np.ones(1))
-
-
-def _weights(strata: Sequence[Any]) -> Floats:
-    return macro_weights(strata_groups(benchmarks(strata), len(strata)))
-
-
-def _sampling(counts: stats.Tally, strata: Sequence[Any]) -> float:
-    """Variance of one run's score that is due to the answers drawn; nan for one a problem."""
-    if counts.total.min() < 2:
-        return nan
-    share = counts.right / counts.total
-    return float((share * (1 - share) / (counts.total - 1)).mean(axis=0) @ _weights(strata) ** 2)
+    weights = macro_weights(strata_groups(benchmarks(strata), len(strata)))
+    return spread_of(scores[:many], theirs, weights, sampling)
 
 
 def print_power(
     paths: Sequence[Path],
     console: Console,
-    *,
     gap: float,
     power: float,
     comparisons: int | None,
@@ -170,10 +148,8 @@ def print_power(
 
 
 def _table(plans: Sequence[PilotComparison], gap: float, level: float, power: float) -> Table:
-    table = Table(box=None, pad_edge=False)
     heads = ("score", "difference", "pilot", "sd, points", *TRADES)
-    for title in heads:
-        table.add_column(title, overflow="fold")
+    table = Table(*(Column(head, overflow="fold") for head in heads), box=None, pad_edge=False)
     for one in plans:
         sd = one.spread.interval()
 

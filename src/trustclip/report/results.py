@@ -108,7 +108,8 @@ def _single_cell(score: Estimate | None, strong: bool) -> Cell:
 def _standing(group: Group) -> str:
     seeds = len(group.scored)
     many = f"{seeds} seeds" if seeds > 1 else ""
-    return ", ".join(part for part in (many, group.partial) if part)
+    lost = f"{group.lost} answers lost" if group.lost else ""
+    return ", ".join(part for part in (many, group.partial, lost) if part)
 
 
 def head_of(cols: Sequence[Column]) -> list[tuple[str, list[str]]]:
@@ -148,13 +149,14 @@ def comparison_table(compared: Sequence[Compared], key: str) -> Table | None:
     rows = []
     for label, c in zip(names([c.group for c in compared]), compared, strict=True):
         d = c.difference
-        numbers = [NOTHING] * 3
+        numbers = [NOTHING] * 4
         if d is not None:
             bounds = f"[{signed(d.low)}, {signed(d.high)}]" if d.low == d.low else ""
             numbers = [
                 Cell(signed(d.value), bounds),
                 Cell(p_text(d.p)),
                 Cell(p_text(c.p_holm), strong=c.resolved),
+                Cell(percent(c.detectable)) if c.detectable < 1 else NOTHING,
             ]
         parts = [f"{c.seeds} seeds"] if c.seeds > 1 else []
         parts += [f"at update {c.step}"] if c.step is not None else []
@@ -164,12 +166,14 @@ def comparison_table(compared: Sequence[Compared], key: str) -> Table | None:
     family = len([c for c in compared if c.difference is not None])
     many = f"{family} comparison{'s' * (family != 1)}"
     notes = [f"Final evaluations, paired by {paired}; Holm's correction for {many}."]
+    if any(c.detectable < 1 for c in compared):
+        notes.append("Detectable: the gap that these runs find in 4 cases of 5, points.")
     if any(c.step is not None for c in compared):
         notes.append(
             "Unfinished runs are compared at the last update at which both were evaluated."
         )
     title = f"{title_of(metric)} against {compared[0].reference.label}, points"
-    head = [("", ["difference", "p", "p (Holm)", "verdict"])]
+    head = [("", ["difference", "p", "p (Holm)", "detectable", "verdict"])]
     return Table(key, title, "method", head, rows, notes, wide=True)
 
 

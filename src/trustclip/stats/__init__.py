@@ -15,7 +15,6 @@ from trustclip.stats.differences import holm as holm
 from trustclip.stats.differences import paired_difference as paired_difference
 from trustclip.stats.differences import welch as welch
 from trustclip.stats.power import FEW_SEEDS as FEW_SEEDS
-from trustclip.stats.power import Budget as Budget
 from trustclip.stats.power import Required as Required
 from trustclip.stats.power import required as required
 from trustclip.stats.power import verdict as verdict

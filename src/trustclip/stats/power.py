@@ -36,26 +36,21 @@ Limit = Literal["samples", "problems", "seeds"]
 
 
 @dataclass(frozen=True)
-class Budget:
-    """Samples per problem, problems, and training seeds of each model."""
-
-    samples: float
-    problems: float
-    seeds: float
-
-
-@dataclass(frozen=True)
 class Required:
     """What limits a comparison, and how large a gap it can find.
 
     Args:
-      have: the budget at hand.
+      samples: per problem, of what is at hand.
+      problems: their number.
+      seeds: training seeds of each model.
       detectable: smallest gap that the budget at hand finds with probability `POWER`, a share of
         1; nan where the data do not determine it.
       limit: the part that holds most of the variance; seeds where there are 2 to 4 of them.
     """
 
-    have: Budget
+    samples: int
+    problems: int
+    seeds: int
     detectable: float = nan
     limit: Limit = "problems"
 
@@ -96,35 +91,32 @@ def required(
     scores_a, scores_b = paired_scores(a, b, k)
     tallies = [tally(a), tally(b)]
     of_problems = strata_groups(benchmarks(strata), scores_a.shape[1])
-    have = Budget(
-        min(int(t.total.min()) for t in tallies),
-        scores_a.shape[1],
-        min(scores_a.shape[0], scores_b.shape[0]),
-    )
+    seeds = min(scores_a.shape[0], scores_b.shape[0])
+    have = min(int(t.total.min()) for t in tallies), scores_a.shape[1], seeds
     (scores_a, tasks), (scores_b, _) = by_family(scores_a, strata), by_family(scores_b, strata)
     groups = strata_groups(tasks, scores_a.shape[1])
     v = difference_variance(scores_a, scores_b, groups, same_seeds)
-    if isnan(v.total) or have.seeds == 2:
-        return Required(have, limit="seeds" if have.seeds == 2 else "problems")
+    if isnan(v.total) or seeds == 2:
+        return Required(*have, limit="seeds" if seeds == 2 else "problems")
     of_seeds = max(v.seeds - v.cross, 0.0)
     of_rest = v.total - of_seeds
     parts: dict[Limit, float] = {"seeds": of_seeds, "problems": of_rest}
-    sampling = nan if k else _sampling_variance(tallies, of_problems)
+    drawn = [sampling_variance(one, of_problems) / one.total.shape[0] for one in tallies]
+    sampling = nan if k else sum(drawn)
     if not isnan(sampling):
         parts |= {"problems": max(of_rest - sampling, 0.0), "samples": sampling}
-    few = 1 < have.seeds < FEW_SEEDS
+    few = 1 < seeds < FEW_SEEDS
     limit: Limit = "seeds" if few else max(parts, key=lambda part: parts[part])
-    return Required(have, _detectable(v, level), limit)
+    return Required(*have, _detectable(v, level), limit)
 
 
 def required_of_runs(
     a: Sequence[float], b: Sequence[float], *, level: float = 0.95, same_seeds: bool = False
 ) -> Required:
     """As `required`, of one number of each run; nan for fewer than three runs of either."""
-    have = Budget(1, 1, min(len(a), len(b)))
-    if have.seeds < 3:
-        return Required(have, limit="seeds")
-    return Required(have, _detectable(runs_variance(a, b, same_seeds), level), "seeds")
+    seeds = min(len(a), len(b))
+    gap = nan if seeds < 3 else _detectable(runs_variance(a, b, same_seeds), level)
+    return Required(1, 1, seeds, gap, "seeds")
 
 
 def _detectable(v: Variance, level: float) -> float:
@@ -140,17 +132,13 @@ def _noncentrality(level: float, freedom: float) -> float:
     return float(nctdtrinc(freedom, 1 - POWER, t_quantile(level, freedom)))
 
 
-def _sampling_variance(tallies: Sequence[Tally], groups: Sequence[Ints]) -> float:
-    """Variance of the difference due to sampling; nan where a problem has one answer."""
-    if min(counts.total.min() for counts in tallies) < 2:
+def sampling_variance(counts: Tally, groups: Sequence[Ints]) -> float:
+    """Variance of one run's score due to the answers drawn; nan where a problem has one answer."""
+    if counts.total.min() < 2:
         return nan
-    weights = macro_weights(groups) ** 2
-    variance = 0.0
-    for counts in tallies:
-        share, seeds = counts.right / counts.total, counts.total.shape[0]
-        of_drawn = share * (1 - share) / (counts.total - 1)
-        variance += float(of_drawn.mean(axis=0) @ weights) / seeds
-    return variance
+    share = counts.right / counts.total
+    of_drawn = share * (1 - share) / (counts.total - 1)
+    return float(of_drawn.mean(axis=0) @ macro_weights(groups) ** 2)
 
 
 def verdict(
@@ -178,31 +166,30 @@ def verdict(
       The sentence, without a full stop.
 
     Example:
-      >>> budget = Required(Budget(8, 143, 1), 0.031, "samples")
+      >>> budget = Required(8, 143, 1, 0.031, "samples")
       >>> verdict(Difference(0.012, -0.01, 0.03, 0.29), budget).partition(", which detect")[0]
       'inconclusive with 8 samples per problem'
       >>> verdict(Difference(0.052, 0.02, 0.08, nan), budget)
       'A scored 5.2 points higher than B [+2.0, +8.0] in one run each, which compares no methods'
-      >>> verdict(Difference(0.052, 0.02, 0.08, 0.001), Required(Budget(8, 143, 5), 0.04, "seeds"))
+      >>> verdict(Difference(0.052, 0.02, 0.08, 0.001), Required(8, 143, 5, 0.04, "seeds"))
       'A is better than B by 5.2 points [+2.0, +8.0] (p = 0.001)'
     """
-    have = budget.have
-    samples, problems = _many(have.samples, "sample"), _many(have.problems, "problem")
+    samples, problems = _many(budget.samples, "sample"), _many(budget.problems, "problem")
     better, worse = names if difference.value > 0 else names[::-1]
     points, bounds = f"{abs(difference.value) * 100:.1f} points", _bounds(difference)
     if abs(difference.value) < 1e-12:
         return f"no difference observed with {samples} on {problems}"
-    if have.seeds == 1 and not difference.p > 1 - level + 1e-12:
+    if budget.seeds == 1 and not difference.p > 1 - level + 1e-12:
         which = "in one run each, which compares no methods"
         return f"{better} scored {points} higher than {worse}{bounds} {which}"
     if difference.p <= 1 - level + 1e-12:
         return f"{better} is better than {worse} by {points}{bounds} (p = {difference.p:.2g})"
-    if have.seeds == 2:
+    if budget.seeds == 2:
         return "inconclusive with 2 seeds per method: two runs that fail look like a difference"
     limit = {
         "samples": f"{samples} per problem",
         "problems": problems,
-        "seeds": f"{_many(have.seeds, 'seed')} per method",
+        "seeds": f"{_many(budget.seeds, 'seed')} per method",
     }[budget.limit]
     if isnan(budget.detectable):
         return f"inconclusive with {samples} on {problems}"
@@ -222,5 +209,5 @@ def _bounds(difference: Difference) -> str:
     return f" [{100 * low:+.1f}, {100 * high:+.1f}]"
 
 
-def _many(count: float, noun: str) -> str:
-    return f"{count:.0f} {noun}" + ("" if count == 1 else "s")
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")

@@ -2,44 +2,16 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
 from trustclip.cli.arguments import reads
+from trustclip.logs.choice import Choice
 from trustclip.support.marks import Also, Argument
 from trustclip.support.terminal import Terminal, say
 
-if TYPE_CHECKING:
-    from trustclip.logs.scores import Choice
-
 
 @dataclasses.dataclass(kw_only=True)
-class Scores:
-    """How scores of other programs are read; see docs/compare.md."""
-
-    columns: str = ""
-    """Which column says what, as in arm=model,seed=run,problem=id,sample=k,score=correct. Further
-    parts: step, task, family, and of (then the score is a count of right answers)."""
-    where: str = ""
-    """Read only rows with these values, as in filter=strict-match."""
-    cluster: str = ""
-    """Column that names the family of a problem, or a sign such as -: then the part of its id
-    before the last such sign is its family. Families are the independent units of all tests."""
-    right: float | None = None
-    """Score from which on an answer is right; scores are shares from 0 to 1 when unset."""
-    curve: str = ""
-    """Compare this curve of TensorBoard, wandb or tables, one log for each run."""
-    by: Literal["end", "area", "best"] = "end"
-    """What is compared of a curve; name it before you look."""
-
-    def choice(self) -> "Choice":
-        from trustclip.logs.scores import Choice, pairs_of
-
-        columns, where = pairs_of(self.columns, "columns"), pairs_of(self.where, "where")
-        return Choice(columns, where, self.cluster, self.right, self.curve, self.by)
-
-
-@dataclasses.dataclass(kw_only=True)
-class Compare(Scores):
+class Compare(Choice):
     """Differences between evaluations, with intervals and p-values."""
 
     runs: Argument[tuple[Path, ...]]
@@ -61,19 +33,12 @@ def compare(options: Compare) -> int:
     from trustclip.report.console import print_comparison
 
     form = "json" if options.json else "latex" if options.latex else "text"
-    print_comparison(
-        options.runs,
-        Terminal(),
-        step=options.step,
-        choice=options.choice(),
-        form=form,
-        figure=options.figure,
-    )
+    print_comparison(options.runs, Terminal(), options, options.step, form, options.figure)
     return 0
 
 
 @dataclasses.dataclass(kw_only=True)
-class Power(Scores):
+class Power(Choice):
     """How many seeds would find a gap, from the runs of a pilot."""
 
     runs: Argument[tuple[Path, ...]]
@@ -92,19 +57,13 @@ class Power(Scores):
 def power(options: Power) -> int:
     from trustclip.report.planning import print_power
 
-    print_power(
-        options.runs,
-        Terminal(),
-        gap=options.gap,
-        power=options.power,
-        comparisons=options.comparisons,
-        choice=options.choice(),
-    )
+    plan = options.gap, options.power, options.comparisons
+    print_power(options.runs, Terminal(), *plan, options)
     return 0
 
 
 @dataclasses.dataclass(kw_only=True)
-class Report(Scores):
+class Report(Choice):
     """A page, tables and figures from run directories, logs and scores."""
 
     runs: Argument[tuple[Path, ...]]
@@ -121,8 +80,7 @@ class Report(Scores):
 def report(options: Report) -> int:
     from trustclip.report.build import build
 
-    choice = options.choice()
-    for path in build(options.runs, options.output_dir, reaches=options.reaches, choice=choice):
+    for path in build(options.runs, options.output_dir, reaches=options.reaches, choice=options):
         say(path)
     return 0
 

@@ -1,0 +1,76 @@
+"""How scores of other programs are read: options of commands, and of the functions behind them."""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+from trustclip.support.names import unknown
+
+#: What a row may say, and the names of columns that are understood without being told.
+PARTS = ("arm", "seed", "step", "task", "problem", "sample", "score", "of", "family")
+#: How a curve becomes one number of its run.
+Rule = Literal["end", "area", "best"]
+
+
+@dataclass(kw_only=True)
+class Choice:
+    """How scores of other programs are read; see docs/compare.md.
+
+    Args:
+      columns: Which column says what, as in arm=model,seed=run,problem=id,sample=k,score=correct.
+        Further parts: step, task, family, and of (then the score is a count of right answers).
+      where: Read only rows with these values, as in filter=strict-match.
+      cluster: Column that names the family of a problem, or a sign such as -: then the part of its
+        id before the last such sign is its family. Families are the independent units of all tests.
+      right: Score from which on an answer is right; scores are shares from 0 to 1 when unset.
+      curve: Compare this curve of TensorBoard, wandb or tables, one log for each run.
+      by: What is compared of a curve, or of scores at several steps; name it before you look.
+
+    Raises:
+      ValueError: an unknown part or rule, or what is no pair NAME=VALUE.
+    """
+
+    columns: str = ""
+    where: str = ""
+    cluster: str = ""
+    right: float | None = None
+    curve: str = ""
+    by: Rule = "end"
+
+    @cached_property
+    def column_of(self) -> dict[str, str]:
+        """Column of each part, one of `PARTS`, where it is named."""
+        pairs = _pairs(self.columns, "columns")
+        for part in pairs:
+            if part not in PARTS:
+                raise ValueError(unknown("part of a score", part, PARTS))
+        if self.by not in get_args(Rule):
+            raise ValueError(unknown("rule for a curve", self.by, get_args(Rule)))
+        return pairs
+
+    @cached_property
+    def values(self) -> dict[str, str]:
+        """Values that columns must have; rows with others are left out."""
+        return _pairs(self.where, "where")
+
+    @cached_property
+    def sign(self) -> str:
+        """The sign that ends the family in an id; empty where a column names it."""
+        return self.cluster if re.fullmatch(r"[^\w\s]+|_", self.cluster) else ""
+
+    def family_of(self, problem: str) -> str:
+        """What an id has before its last sign; the id itself where it has none."""
+        return problem.rpartition(self.sign)[0] or problem
+
+
+def _pairs(text: str, option: str) -> dict[str, str]:
+    """``"arm=model,seed=run"`` as a mapping."""
+    pairs = [part.partition("=") for part in text.split(",") if part]
+    for name, sign, value in pairs:
+        if not (name and sign and value):
+            raise ValueError(
+                f"--{option} is NAME=VALUE, separated by commas, such as arm=model,seed=run; got "
+                f"{name + sign + value!r}."
+            )
+    return {name.strip(): value.strip() for name, _, value in pairs}

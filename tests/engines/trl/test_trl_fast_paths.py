@@ -322,7 +322,7 @@ def test_states_are_kept_where_memory_allows_and_nobody_asked(
 ):
     memory = type("Memory", (), {"available": free})
     monkeypatch.setattr(fast_paths.psutil, "virtual_memory", lambda: memory)
-    trainer = build(tmp_path, gradient_checkpointing=asked)
+    trainer = build(tmp_path, *BUILT, gradient_checkpointing=asked)
     trainer.train()
     assert trainer.model.is_gradient_checkpointing is on
     assert trainer.args.gradient_checkpointing is on

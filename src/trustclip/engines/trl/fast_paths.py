@@ -64,25 +64,27 @@ def sharing_pays(trainer: Any) -> tuple[bool, str]:
     return True, f"Prompts are shared: with prompts {of} that saves {saved:.0%} of the tokens."
 
 
-def keeps_states(trainer: Any) -> tuple[bool, str]:
-    """Whether states may be kept for the backward pass, without checkpoints, and why.
+def keep_states(trainer: Any) -> None:
+    """Turn TRL's gradient checkpointing off where a CPU's free memory allows, and print so.
 
     The gradient is the same bit for bit. What a token takes is measured in a pass over 32 of them,
     and taken twice: shared prompts are copied. On a GPU TRL's checkpoints stay.
     """
-    model, lengths = trainer.accelerator.unwrap_model(trainer.model), _prompt_lengths(trainer)
-    inner = hidden.language_model(model)
+    args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
+    lengths, inner = _prompt_lengths(trainer), hidden.language_model(model)
     if trainer.accelerator.device.type != "cpu" or not lengths or unlike_llama(model):
-        return False, "Gradient checkpointing is on."
-    batch, length = trainer.args.per_device_train_batch_size, trainer.max_completion_length
-    longest, layers = max(lengths) + length, inner.config.num_hidden_layers
-    masks = 4 * batch * length * longest * layers * trainer.accelerator.num_processes
-    tokens = batch * longest * trainer.accelerator.num_processes
+        return
+    longest = max(lengths) + trainer.max_completion_length
+    tokens = args.per_device_train_batch_size * longest * trainer.accelerator.num_processes
+    masks = 4 * tokens * trainer.max_completion_length * inner.config.num_hidden_layers
     needed, free = 2 * _kept(inner) * tokens + masks, psutil.virtual_memory().available
-    sizes = f"the states of a micro-batch take {needed / 2**30:.1f} of {free / 2**30:.1f} GiB"
     if needed > _SPARE * free:
-        return False, f"Gradient checkpointing is on: {sizes}."
-    return True, f"Gradient checkpointing is off: {sizes}."
+        return
+    args.gradient_checkpointing = args.activation_checkpointing = False
+    model.gradient_checkpointing_disable()
+    sizes = f"the states of a micro-batch take {needed / 2**30:.1f} of {free / 2**30:.1f} GiB"
+    if trainer.accelerator.is_main_process:
+        print(f"Gradient checkpointing is off: {sizes}.")
 
 
 def _kept(inner: Any) -> float:

@@ -176,7 +176,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         if self.use_vllm and self._likeliest:
             returned.allow(self.vllm_generation, self._vllm_logprobs())
         if args.checkpoints_unasked:
-            self._keep_states()
+            fast_paths.keep_states(self)
         self._request = self._install_head()  # before the divergences, which use this head's scores
         self._watch = KLWatch(
             self._unwrapped(),
@@ -202,15 +202,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             self._declined.add(path)
             logger.info("fast path %r is not taken: %s.", path, reason)
         return reason is None
-
-    def _keep_states(self) -> None:
-        """Turn TRL's gradient checkpointing off where memory allows, and say so."""
-        keeps, decision = fast_paths.keeps_states(self)
-        if keeps:
-            self.args.gradient_checkpointing = self.args.activation_checkpointing = False
-            self._unwrapped().gradient_checkpointing_disable()  # type: ignore[operator]
-            if self.accelerator.is_main_process:
-                print(decision)
 
     def _install_head(self) -> Request | None:
         """Install trustclip's output head in the model if that is requested or faster."""

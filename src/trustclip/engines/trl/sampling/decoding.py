@@ -6,7 +6,7 @@ finished rows leave the batch. It knows one architecture, `llama` beside it: Lla
 and Qwen3, with LoRA merged into a copy.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -82,6 +82,7 @@ class Decoder:
         # Tied weights are converted once.
         copies = {id(weight): weight.to(self.dtype) for weight in parameters.values()}
         parameters = {name: copies[id(weight)] for name, weight in parameters.items()}
+        del copies  # the layers take their weights out of the other dictionary
         heads = config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         self._heads = heads, config.num_key_value_heads, width
@@ -228,9 +229,9 @@ class _Layer:
     after: Tensor
 
     @classmethod
-    def of(cls, weights: Mapping[str, Tensor], block: str) -> "_Layer":
+    def of(cls, weights: dict[str, Tensor], block: str) -> "_Layer":
         def of(name: str) -> Tensor:
-            return weights[f"{block}.{name}.weight"]
+            return weights.pop(f"{block}.{name}.weight")
 
         biases = [weights.get(f"{block}.self_attn.{name}_proj.bias") for name in "qkv"]
         bias = None if biases[0] is None else torch.cat(biases)  # type: ignore[arg-type]

@@ -4,12 +4,14 @@
     python benchmarks/smollm2_step.py MODEL --prompts 2 --updates 2 --full
     python benchmarks/smollm2_step.py MODEL --readme   # README's own snippet, and the same in TRL
 
-Each line is a process of its own on one thread: CPU seconds of the generation (sampling, old
-log-probabilities, rewards) and of the updates on it, tokens per CPU second, the share of the first
-line's time, and the peak memory of both, as Linux counts it. The floor is the time, measured in the
-same process after it, of the matrix products that a line cannot do without: every linear layer on
-each new token of the sampler, at the width of its batch, and on the distinct tokens of an update,
-forward and backward.
+Each line is a process of its own on one thread: CPU seconds of a run's second generation (sampling,
+old log-probabilities, rewards) and of the updates on it, tokens per CPU second, the share of the
+first line's time, and the peak memory of both, as Linux counts it. The first generation and its
+updates come before, and what they take longer is the column "once": the optimizer's state, the
+comparison of decoder and model, first calls. No checkpoint is saved. The floor is the time,
+measured in the same process after it, of the matrix products that a line cannot do without: every
+linear layer on each new token of the sampler, at the width of its batch, and on the distinct tokens
+of an update, forward and backward.
 """
 
 import argparse
@@ -64,7 +66,7 @@ def measured(arm: str, args: argparse.Namespace) -> dict[str, float]:
     settings: dict[str, Any] = dict(
         per_device_train_batch_size=samples // args.parts, num_generations=args.completions,
         steps_per_generation=args.parts, num_iterations=args.updates // args.parts,
-        max_completion_length=args.length, max_steps=args.updates, learning_rate=1e-5,
+        max_completion_length=args.length, learning_rate=1e-5,
         logging_steps=1, use_cpu=True, bf16=arm.endswith("bf16"), report_to=[], beta=0.0,
         save_strategy="no", gradient_checkpointing=False, seed=0, loss_type="dr_grpo",
         scale_rewards="none", disable_tqdm=True, model_init_kwargs={"dtype": "float32"},
@@ -80,7 +82,7 @@ def measured(arm: str, args: argparse.Namespace) -> dict[str, float]:
         settings |= {"method": "atr", "allow_inert": True, **(ARMS[arm] or {})}
     with tempfile.TemporaryDirectory() as folder:
         if args.readme:
-            return trained(_of_readme(arm, folder), args.updates)
+            return trained(_of_readme(arm, args.model, folder), args.updates)
         trainer: Any = Trainer(
             args.model, cast("Any", _reward), args=Config(folder, **settings),
             train_dataset=Dataset.from_list(rows), peft_config=lora,
@@ -89,28 +91,29 @@ def measured(arm: str, args: argparse.Namespace) -> dict[str, float]:
 
 
 def trained(trainer: Any, updates: int) -> dict[str, float]:
-    """Train, and measure the generation, the updates and their floor."""
-    spent, generate = [0.0, 0.0], trainer._generate_and_score_completions
+    """Train on two generations, and measure the second, its updates and their floor."""
+    generate, trainer.args.max_steps = trainer._generate_and_score_completions, 2 * updates
+    began: list[float] = []
+    spent: list[float] = []
     peaks: list[float] = []
     samples: list[Any] = []
 
     def timed(*given: Any, **named: Any) -> Any:
-        began = time.process_time()
+        began.append(time.process_time())
         peak(reset=True)
-        made = generate(*given, **named)
+        samples.append(generate(*given, **named))
         peaks.append(peak(reset=True))
-        spent[0] += time.process_time() - began
-        spent[1] += made["completion_mask"].sum().item()
-        samples.append(made)
-        return made
+        spent.append(time.process_time() - began[-1])
+        return samples[-1]
 
     trainer._generate_and_score_completions = timed
-    began = time.process_time()
     trainer.train()
-    whole, most = time.process_time() - began, peak()
-    return {"sampling": spent[0], "tokens": spent[1], "updates": whole - spent[0],
-            "peak_sampling": max(peaks), "peak_updates": most,
-            "floor": sum(floor(trainer, one, updates) for one in samples)}  # fmt: skip
+    ended, most = time.process_time(), peak()
+    whole, first = ended - began[1], began[1] - began[0]
+    return {"sampling": spent[1], "tokens": samples[1]["completion_mask"].sum().item(),
+            "updates": whole - spent[1], "once": first - whole,
+            "peak_sampling": peaks[1], "peak_updates": most,
+            "floor": floor(trainer, samples[1], updates)}  # fmt: skip
 
 
 def floor(trainer: Any, made: Any, updates: int) -> float:
@@ -164,17 +167,21 @@ def _products(tokens: int, out: int, into: int, dtype: Any, count: int) -> float
     return min(once() for _ in range(4))
 
 
-def _of_readme(arm: str, folder: str) -> Any:
-    """The trainer of README's snippet, or of the same lines with TRL's own classes."""
+def _of_readme(arm: str, model: str, folder: str) -> Any:
+    """The trainer of README's snippet, or of the same lines with TRL's own classes.
+
+    The model and the reward are replaced: with none that is right every advantage would be 0.
+    """
     text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     code = next(b for b in re.findall(r"```python\n(.*?)```", text, re.S) if "GRPOTrainer" in b)
-    code = code.replace("trainer.train()", "").replace('"out"', repr(folder))
+    code = code.replace("trainer.train()", "").replace('"out"', f'{folder!r}, save_strategy="no"')
+    code = code.replace('"runs/demo-atr-seed0/final"', repr(model)).replace("=reward", "=_reward")
     if ARMS[arm] is None:
         code = re.sub(r"from trustclip\.engines\.trl .*", "from trl import GRPOConfig, GRPOTrainer",
                       re.sub(r"method=\{.*?\}, ", "", code)).replace("Constrained", "")  # fmt: skip
     if arm.endswith("bf16"):
         code = code.replace("bf16=False", "bf16=True")
-    scope: dict[str, Any] = {}
+    scope: dict[str, Any] = {"_reward": _reward}
     exec(code, scope)
     return scope["trainer"]
 
@@ -195,7 +202,7 @@ def sampled(args: argparse.Namespace, dtype: str) -> dict[str, float]:
     made = engine.chat(prompts, wanted, use_tqdm=False)
     spent = time.process_time() - began
     tokens = sum(len(one.token_ids) for request in made for one in request.outputs)
-    return {"sampling": spent, "tokens": tokens, "updates": 0.0, "floor": 0.0,
+    return {"sampling": spent, "tokens": tokens, "updates": 0.0, "floor": 0.0, "once": 0.0,
             "peak_sampling": peak(), "peak_updates": 0.0}  # fmt: skip
 
 
@@ -240,8 +247,9 @@ def main() -> None:
         print(json.dumps(measured(args.one, args)))
         return
     print("| | sampling, CPU s | tokens/s | an update, CPU s | all, CPU s | × the first "
-          "| floor, CPU s | × the floor | peak of sampling, GiB | of updates |")  # fmt: skip
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+          "| floor, CPU s | × the floor | once, CPU s | peak of sampling, GiB "
+          "| of updates |")  # fmt: skip
+    print("|---|" + "---:|" * 10)
     first = None
     quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     for arm in args.arms:
@@ -258,7 +266,7 @@ def main() -> None:
             f"| {arm} | {got['sampling']:.1f} | {got['tokens'] / got['sampling']:.0f} "
             f"| {got['updates'] / args.updates:.2f} | {whole:.1f} | {whole / first:.2f} "
             f"| {got['floor']:.1f} | {whole / got['floor'] if got['floor'] else 0:.2f} "
-            f"| {got['peak_sampling']:.2f} | {got['peak_updates']:.2f} |",
+            f"| {got['once']:.1f} | {got['peak_sampling']:.2f} | {got['peak_updates']:.2f} |",
             flush=True,
         )
 

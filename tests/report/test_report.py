@@ -576,6 +576,9 @@ def test_a_run_that_has_logged_nothing_gives_no_page_but_what_is_missing(tmp_pat
     append_jsonl(metrics, [{"stage": "sft", "step": 7, "loss": 0.5}])
     assert "7 steps" in explain(path)[0]
     assert build([path], tmp_path / "out")
+    (path / "config.yaml").write_text("command: run\nmodel: some/model\nseed: 0\n")
+    said = "Fine-tuning has reached step 7; reinforcement learning has not begun."
+    assert collect([path]).headline == said
 
 
 def test_matplotlib_is_not_loaded_to_read_runs():

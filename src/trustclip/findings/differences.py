@@ -71,6 +71,10 @@ def _initial_score(groups: Sequence[Group]) -> str:
     for group in groups:
         if group.metrics and (e := group.estimate(None, group.metrics[0], "initial")):
             return f"{_level(group, e)} before training; no later evaluation is complete yet."
+    runs = [run for group in groups for run in group.runs if run.command != "sft"]
+    steps = [r["step"] for run in runs if not run.training for r in run.metrics.get("sft", ())]
+    if steps:
+        return f"Fine-tuning has reached step {max(steps)}; reinforcement learning has not begun."
     return "No evaluation is complete yet."
 
 

@@ -311,3 +311,18 @@ def test_without_a_config_there_are_defaults_under_which_a_constraint_acts(tmp_p
     )
     assert trainer.args.num_iterations == 2 and trainer.method.name == "atr"
     assert (trainer.args.output_dir or "").endswith("-GRPO")
+
+
+@pytest.mark.parametrize(
+    ("asked", "free", "on"),
+    [(None, 1 << 34, False), (None, 1 << 20, True), (True, 1 << 34, True)],
+)
+def test_states_are_kept_where_memory_allows_and_nobody_asked(
+    tmp_path, monkeypatch, asked, free, on
+):
+    memory = type("Memory", (), {"available": free})
+    monkeypatch.setattr(fast_paths.psutil, "virtual_memory", lambda: memory)
+    trainer = build(tmp_path, *BUILT, gradient_checkpointing=asked)
+    trainer.train()
+    assert trainer.model.is_gradient_checkpointing is on
+    assert trainer.args.gradient_checkpointing is on

@@ -69,6 +69,8 @@ class ConstrainedGRPOConfig(GRPOConfig):
         they fit; TRL deals them out one by one. Fewer prompts an update, so more of each is shared.
       skip_zero_advantage: leave completions that cannot move the policy, those of zero advantage,
         out of the forward and backward pass wherever the gradient is the same without them.
+      gradient_checkpointing: as in TRL; None keeps the states instead, on a CPU, where they take an
+        eighth of the free memory or less, and prints so. The gradient is the same bit for bit.
       metrics: ``"brief"`` logs what a person reads, at most 25 of our metrics; ``"full"`` all of
         them. With a recorder (`trustclip.findings.live.recorder.Recorder`) a log always has all.
       exact_kl_every: log the exact KL divergence of each token, and how the gate agrees with one
@@ -100,11 +102,17 @@ class ConstrainedGRPOConfig(GRPOConfig):
     share_prompts: bool | None = _option(None, "One pass over each prompt; None: where it pays.")
     whole_groups: bool = _option(False, "Keep the completions of a prompt in one update.")
     skip_zero_advantage: bool = _option(True, "Skip completions that cannot change the policy.")
+    gradient_checkpointing: bool | None = _option(None, "As in TRL; None: by the memory.")  # type: ignore[assignment]
     metrics: _METRICS = _option("brief", "What is logged: brief, or full for every metric.")
     shadows: _Methods | None = config_field("shadows")
     exact_kl_every: int = _option(0, "Log exact KL every n-th generation; 0: never.")
 
     def __post_init__(self) -> None:
+        # `activation_checkpointing` is its name from Transformers 5 on.
+        named = self.gradient_checkpointing, getattr(self, "activation_checkpointing", None)
+        self.checkpoints_unasked = named == (None, None)
+        if self.gradient_checkpointing is None:  # TRL's default, until the trainer knows the model
+            self.gradient_checkpointing = named[1] is not False
         super().__post_init__()
         for name, kinds in (
             ("head", _HEADS),

@@ -7,8 +7,9 @@ or to rounding for the head, in distribution for the decoder, and in the gradien
 from collections.abc import Callable, Iterator, Sized
 from typing import Any, Literal
 
+import psutil
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trustclip.constraints.adaptive import adapts
 from trustclip.constraints.base import Trait
@@ -30,6 +31,9 @@ _WORTH = 0.05
 
 #: Prompts whose lengths decide.
 _LOOKED_AT = 32
+
+#: Share of the free memory that states kept for the backward pass may take, unasked.
+_SPARE = 0.125
 
 #: Precision of the decoder by that of the trainer's passes; None for that of the weights.
 DTYPES = {"no": None, "bf16": torch.bfloat16}
@@ -58,6 +62,47 @@ def sharing_pays(trainer: Any) -> tuple[bool, str]:
     if saved < _WORTH:
         return False, f"Prompts are not shared: with prompts {of} that would save {saved:.0%}."
     return True, f"Prompts are shared: with prompts {of} that saves {saved:.0%} of the tokens."
+
+
+def keep_states(trainer: Any) -> None:
+    """Turn TRL's gradient checkpointing off where a CPU's free memory allows, and print so.
+
+    The gradient is the same bit for bit. What a token takes is measured in a pass over 32 of them,
+    and taken twice: shared prompts are copied. On a GPU TRL's checkpoints stay.
+    """
+    args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
+    lengths, inner = _prompt_lengths(trainer), hidden.language_model(model)
+    if trainer.accelerator.device.type != "cpu" or not lengths or unlike_llama(model):
+        return
+    longest = max(lengths) + trainer.max_completion_length
+    tokens = args.per_device_train_batch_size * longest * trainer.accelerator.num_processes
+    masks = 4 * tokens * trainer.max_completion_length * inner.config.num_hidden_layers
+    needed, free = 2 * _kept(inner) * tokens + masks, psutil.virtual_memory().available
+    if needed > _SPARE * free:
+        return
+    args.gradient_checkpointing = args.activation_checkpointing = False
+    model.gradient_checkpointing_disable()
+    sizes = f"the states of a micro-batch take {needed / 2**30:.1f} of {free / 2**30:.1f} GiB"
+    if trainer.accelerator.is_main_process:
+        print(f"Gradient checkpointing is off: {sizes}.")
+
+
+def _kept(inner: Any) -> float:
+    """Bytes that a pass keeps of each token for its backward pass."""
+    sizes: dict[int, int] = {p.untyped_storage().data_ptr(): 0 for p in inner.parameters()}
+
+    def keep(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        sizes.setdefault(storage.data_ptr(), storage.nbytes())
+        return x
+
+    was_training = inner.training
+    inner.eval()
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        states = inner.base_model(input_ids=torch.zeros(1, 32, dtype=torch.long), use_cache=False)
+    inner.train(was_training)
+    del states
+    return sum(sizes.values()) / 32
 
 
 def _prompt_lengths(trainer: Any) -> list[int]:

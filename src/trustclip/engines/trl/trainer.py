@@ -171,6 +171,8 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         self._likeliest = args.kept_candidates()
         if self.use_vllm and self._likeliest:
             returned.allow(self.vllm_generation, self._vllm_logprobs())
+        if args.checkpoints_unasked:
+            fast_paths.keep_states(self)
         self._request = self._install_head()  # before the divergences, which use this head's scores
         self._watch = KLWatch(
             self._unwrapped(),

@@ -4,19 +4,17 @@
 The engines' own code runs here: TRL's trainer, verl's and SkyRL's loss functions, prime-rl's file.
 """
 
-import ast
 import collections
 import importlib.util
-import os
 import re
 import sys
 import types
-import typing
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import checkouts
 import pydantic
 import pytest
 import torch
@@ -186,19 +184,13 @@ def prime_rl(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     The decorators that check types, and what the file imports for other losses, do nothing here.
     """
-    if not (folder := os.environ.get("PRIME_RL")):
-        pytest.skip("PRIME_RL names no checkout of prime-rl, which PyPI has not")
-    configs = Path(folder, "packages/prime-rl-configs/src/prime_rl/configs/trainer.py")
-    scope: dict[str, Any] = {"BaseConfig": pydantic.BaseModel, "Field": pydantic.Field}
-    classes = [
-        node
-        for node in ast.parse(configs.read_text("utf-8")).body
-        if isinstance(node, ast.ClassDef) and node.name.endswith("LossConfig")
-    ]
-    module = ast.Module(classes, type_ignores=[])
-    exec(compile(module, str(configs), "exec"), scope | vars(typing), scope)
+    folder = checkouts.checkout("PRIME_RL", "prime-rl")
+    path = folder / "packages/prime-rl-configs/src/prime_rl/configs/trainer.py"
+    wanted = [f"{name}LossConfig" for name in (*PRIME_RL, "Custom")]
+    scope = {"BaseConfig": pydantic.BaseModel, "Field": pydantic.Field}
+    configs = checkouts.parts_of(path, wanted, scope, "configs_of_prime_rl")
     shapes = {name: collections.defaultdict(lambda: Any) for name in ("Bool", "Float", "Int")}
-    names = {node.name: scope[node.name] for node in classes} | {"LossConfig": Any}
+    names = {name: getattr(configs, name, None) for name in (*wanted, "LossConfig")}
     for path, given in {
         "beartype": {"beartype": lambda f: f},
         "jaxtyping": {"jaxtyped": lambda typechecker: lambda f: f, **shapes},
@@ -206,7 +198,7 @@ def prime_rl(monkeypatch: pytest.MonkeyPatch) -> Any:
         "prime_rl.utils.utils": {"import_object": None},
     }.items():
         monkeypatch.setitem(sys.modules, path, types.SimpleNamespace(**given))
-    path = Path(folder, "src/prime_rl/trainer/rl/loss.py")
+    path = folder / "src/prime_rl/trainer/rl/loss.py"
     spec = importlib.util.spec_from_file_location("losses_of_prime_rl", path)
     assert spec is not None and spec.loader is not None
     losses = importlib.util.module_from_spec(spec)
@@ -217,7 +209,7 @@ def prime_rl(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("config", PRIME_RL)
 def test_prime_rl(config: str, prime_rl: Any) -> None:
-    if not hasattr(prime_rl, "DefaultLossConfig"):
+    if prime_rl.DefaultLossConfig is None:
         pytest.skip("this prime-rl has other losses: see test_other_engines.py")
     own = prime_rl.setup_rl_loss_fn(getattr(prime_rl, f"{config}LossConfig")())
 

@@ -105,8 +105,9 @@ def test_the_cookbooks_own_file_is_read() -> None:
         assert row["frac_reward_zero_std"] == pytest.approx(alike)
         assert row["reward"] == theirs["env/all/reward/total"]
     text = " ".join(explain(folder))
-    assert "the share of clipped tokens (Tinker cookbook logged none)" in text
-    assert "the share of groups with equal rewards" not in text
+    assert "the share of clipped tokens (the cookbook logs none)" in text
+    assert "The trainer differed from the sampler by" in text
+    assert "whether the sampler differs" not in text
 
 
 def test_prime_rls_rows_of_one_step_are_joined(tmp_path: Path) -> None:

@@ -92,11 +92,9 @@ def test_sequences_are_counted_over_all_ranks() -> None:
 
 
 def test_an_assertion_fails_with_the_sentences() -> None:
-    from trustclip.testing import assert_conforms
-
-    assert_conforms(clip, "clip(0.2)", "token_mean")
+    tc.assert_conforms(clip, "clip(0.2)", "token_mean")
     with pytest.raises(AssertionError, match=r"The loss is not clip\(epsilon=0.1.*\n- The gate is"):
-        assert_conforms(clip, "clip(0.1)")
+        tc.assert_conforms(clip, "clip(0.1)")
 
 
 # -- planted ---------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def parts_of(
     path: Path, wanted: Iterable[str], scope: Mapping[str, Any], name: str
 ) -> types.ModuleType:
     """A module with some of the classes and functions of a file, and none of its imports."""
-    nodes = [
+    nodes: list[ast.stmt] = [
         node
         for node in ast.parse(path.read_text("utf-8")).body
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in wanted

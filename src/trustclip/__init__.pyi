@@ -12,6 +12,7 @@ from trustclip.constraints.batch import Loss as Loss
 from trustclip.constraints.batch import Surrogate as Surrogate
 from trustclip.constraints.batch import TokenBatch as TokenBatch
 from trustclip.constraints.check import check as check
+from trustclip.constraints.conformance import assert_conforms as assert_conforms
 from trustclip.constraints.conformance import conform as conform
 from trustclip.constraints.loss import coefficient as coefficient
 from trustclip.constraints.loss import policy_loss as policy_loss

@@ -44,8 +44,27 @@ def on_ranks(logp, logp_old, advantages, mask, total_tokens):
     return -(clipped(ratio_of(logp, logp_old), advantages) * mask).sum() / total_tokens
 
 
+def averaged_over_ranks(logp, logp_old, advantages, mask, total_tokens, ranks):
+    return ranks * on_ranks(logp, logp_old, advantages, mask, total_tokens)
+
+
+def of_known(logp, logp_old, advantages, mask, logp_rollout=None):
+    known = logp_old if logp_rollout is None else logp_rollout
+    return corrected(logp, logp_old, advantages, mask, known)
+
+
+def in_one_row(logp, logp_old, advantages, mask, segment_id):
+    terms = clipped(ratio_of(logp, logp_old), advantages)
+    means = [
+        (terms * own).sum() / own.sum().clamp(min=1)
+        for own in (mask & (segment_id == i) for i in segment_id.unique())
+    ]
+    return -torch.stack(means).mean()
+
+
 RIGHT = [(clip, "clip(0.2)"), (corrected, "tis(clip(0.2), 1.2)"), (cispo, "cispo"),
-         (on_ranks, "clip(0.2)")]  # fmt: skip
+         (on_ranks, "clip(0.2)"), (averaged_over_ranks, "clip(0.2)"),
+         (of_known, "tis(clip(0.2), 1.2)")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("loss", "method"), RIGHT, ids=lambda x: getattr(x, "__name__", x))
@@ -53,7 +72,29 @@ def test_a_right_loss_conforms(loss: Callable[..., Tensor], method: str) -> None
     found = tc.conform(loss, method, "token_mean")
     assert found, found
     assert found.factor == 1 and found.tokens > 600
-    assert ("two ranks" in found.cases) == (loss is on_ranks)
+    assert ({"two ranks", "three ranks"} <= {*found.cases}) == ("ranks" in loss.__name__)
+    assert ("no sampler" in found.cases) == (loss is of_known)
+
+
+def test_sequences_of_one_row_keep_their_own_means() -> None:
+    found = tc.conform(in_one_row, "clip(0.2)")
+    assert found and "packed rows" in found.cases, found
+    assert found.aggregation in ("sequence_mean", "filled_sequence_mean")
+
+
+def test_sequences_are_counted_over_all_ranks() -> None:
+    def loss(logp, logp_old, advantages, mask, total_sequences):
+        terms = clipped(ratio_of(logp, logp_old), advantages) * mask
+        return -(terms.sum(1) / mask.sum(1).clamp(min=1)).sum() / total_sequences
+
+    found = tc.conform(loss, "clip(0.2)", "sequence_mean")
+    assert found and "three ranks" in found.cases, found
+
+
+def test_an_assertion_fails_with_the_sentences() -> None:
+    tc.assert_conforms(clip, "clip(0.2)", "token_mean")
+    with pytest.raises(AssertionError, match=r"The loss is not clip\(epsilon=0.1.*\n- The gate is"):
+        tc.assert_conforms(clip, "clip(0.1)")
 
 
 # -- planted ---------------------------------------------------------------------------------------
@@ -108,6 +149,15 @@ def on_parts(logp, logp_old, advantages, mask, total_tokens):
     return clip(logp, logp_old, advantages, mask)
 
 
+def added_over_ranks(logp, logp_old, advantages, mask, total_tokens, ranks):
+    return on_ranks(logp, logp_old, advantages, mask, total_tokens)
+
+
+def broken_without_sampler(logp, logp_old, advantages, mask, logp_rollout=None):
+    known = logp_old * torch.nan if logp_rollout is None else logp_rollout
+    return corrected(logp, logp_old, advantages, mask, known)
+
+
 #: Wrong loss -> what it is meant to be, the cause, and words of the verdict.
 WRONG: dict[Callable[..., Tensor], tuple[str, str, str]] = {
     uncapped: ("tis(clip(0.2), 1.2)", "cap", "left out: that of the sampler's weight, at 1.2"),
@@ -117,6 +167,8 @@ WRONG: dict[Callable[..., Tensor], tuple[str, str, str]] = {
     clip: ("tis(clip(0.2), 1.2)", "weight", "missing: the sampler's weight"),
     by_moved_tokens: ("clip(0.2)", "normaliser", "divided by another number in some batches"),
     on_parts: ("clip(0.2)", "normaliser", "Sequences weigh otherwise"),
+    added_over_ranks: ("clip(0.2)", "normaliser", "divided by another number in some batches"),
+    broken_without_sampler: ("tis(clip(0.2), 1.2)", "finite", "not finite"),
     negated: ("clip(0.2)", "sign", "against the advantage"),
     constant_branch: ("clip_higher(1, 1e-9)", "tie", "a constant branch"),
     detached: ("clip(0.2)", "detached", "no gradient in `logp`"),

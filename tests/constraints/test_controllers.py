@@ -210,6 +210,19 @@ def test_by_old_probability_it_is_the_limit_of_a_kl_threshold() -> None:
     assert torch.equal(got, exact.surrogate(batch).kept) and not got.all() and got.any()
 
 
+@pytest.mark.parametrize("right", [1, 3, 7])
+def test_by_difficulty_the_threshold_follows_the_share_of_wrong_answers(right: int) -> None:
+    rewards = (torch.arange(8) < right).double()
+    a = (rewards - rewards.mean()) / rewards.std(correction=0)
+    old = torch.full((8, 2), -1.0)
+    batch = tc.TokenBatch(old, old, a[:, None].expand(8, 2), old < 0)
+    by = controllers.per_token(by="difficulty", scale=0.5)
+    want = torch.full((8, 2), 0.1 * (1 - right / 8) / 0.5, dtype=torch.float64)
+    torch.testing.assert_close(by.thresholds(0.1, batch), want, rtol=1e-12, atol=0)
+    method = tc.method("atr", delta=by)
+    assert tc.check(method) and method.requires == ()
+
+
 def test_what_it_looks_at_must_be_there() -> None:
     method = tc.method("atr", delta=controllers.per_token(by="entropy"))
     assert method.requires == ("entropy",)
@@ -281,7 +294,7 @@ def test_a_default_that_goes_by_another_setting_is_the_controllers(
 ) -> None:
     """`dppo` has no number in `delta`, and the paper's for each divergence."""
     adaptive = tc.method("dppo", divergence=divergence, delta={"controller": "per_token"})
-    named = tc.method("dppo", divergence=divergence, delta=tc.controllers.per_token(initial=delta))
+    named = tc.method("dppo", divergence=divergence, delta=controllers.per_token(initial=delta))
     batch = random_batch(named)
     assert torch.equal(tc.coefficient(adaptive, batch), tc.coefficient(named, batch))
     assert adaptive.to_dict()["delta"] == {"controller": "per_token", "by": "p_old", "scale": 1.0}
@@ -301,7 +314,7 @@ def test_a_controller_at_its_limit_is_logged() -> None:
 
 
 def test_a_threshold_of_each_token_says_how_many_are_at_a_limit() -> None:
-    method = tc.method("atr", delta=tc.controllers.per_token())
+    method = tc.method("atr", delta=controllers.per_token())
     batch = random_batch(method)
     total, count = tc.policy_loss(method, batch).metrics["threshold/delta/at_limit"]
     wide = (batch.p_old[batch.mask] <= 0.25).double().mean().item()

@@ -87,6 +87,7 @@ def loss_of(
     advantages: Tensor,
     mask: Tensor,
     logp_rollout: Tensor | None,
+    total_tokens: Tensor | None = None,
 ) -> Tensor:
     """The trainer's own loss of tokens, all of completions with one advantage each."""
     tokens = torch.ones_like(mask, dtype=torch.int64)
@@ -100,7 +101,7 @@ def loss_of(
         "completion_mask": mask.long(),
         "advantages": advantages[:, 0],
         "old_per_token_logps": logp_old,
-        "num_items_in_batch": mask.sum(),
+        "num_items_in_batch": mask.sum() if total_tokens is None else total_tokens,
     }
     if trainer.use_vllm:
         inputs["sampling_per_token_logps"] = logp_rollout

@@ -4,13 +4,20 @@
 The engines' own code runs here: TRL's trainer, verl's and SkyRL's loss functions, prime-rl's file.
 """
 
+import collections
+import importlib.util
 import re
+import sys
+import types
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import checkouts
+import pydantic
 import pytest
+import torch
 from torch import Tensor
 
 import trustclip as tc
@@ -42,13 +49,13 @@ def conforms(loss: Loss, method: tc.Method, row: str, leave_out: list[str] | Non
 
 
 def of_trl(folder: Any, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Loss:
-    """TRL's loss under its defaults and these settings."""
+    """TRL's loss under its defaults and these settings; it has no vLLM, so no sampler's numbers."""
     pytest.importorskip("trl", reason="TRL has another environment than verl")
     import test_twins
 
     trainer = test_twins.trainer_of("TRL", settings, folder)
 
-    def loss(logp, logp_old, advantages, mask, logp_rollout):
+    def loss(logp, logp_old, advantages, mask, logp_rollout=None):
         given = logp_old, advantages, mask, logp_rollout
         return test_twins.loss_of(trainer, monkeypatch, logp, *given)
 
@@ -81,6 +88,21 @@ def test_another_clip_in_trl_is_seen(tmp_path: Any, monkeypatch: pytest.MonkeyPa
     assert one.cause == "gate" and "the loss cuts tokens" in one.verdict
 
 
+@pytest.mark.parametrize("row", ["dapo", "cispo"])
+def test_trl_over_ranks(row: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trl", reason="TRL has another environment than verl")
+    import test_twins
+
+    trainer = test_twins.trainer_of("TRL", TRL[row], tmp_path)
+
+    def loss(logp, logp_old, advantages, mask, total_tokens, ranks):
+        monkeypatch.setattr(trainer.accelerator.state, "num_processes", ranks, raising=False)
+        given = logp_old, advantages, mask, None
+        return test_twins.loss_of(trainer, monkeypatch, logp, *given, torch.tensor(total_tokens))
+
+    conforms(loss, tc.preset("trl", row), row, OWN_ADVANTAGES)
+
+
 # verl ------------------------------------------------------------------------------------------
 
 
@@ -105,6 +127,100 @@ VERL = ["vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "cispo"]
 @pytest.mark.parametrize("mode", VERL)
 def test_verl(mode: str) -> None:
     conforms(of_verl(mode), tc.preset("verl", mode), mode)
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
+def test_verl_over_ranks(aggregation: str) -> None:
+    pytest.importorskip("verl.trainer", reason="verl is not installed here: make verl-setup")
+    from engines.verl.test_twins import composed, loss_of
+
+    from trustclip.constraints.twins import ACTOR
+
+    config, _ = composed({f"{ACTOR}.loss_agg_mode": aggregation})
+
+    def loss(logp, logp_old, advantages, mask, total_tokens, total_sequences, ranks):
+        config.global_batch_info.update(
+            dp_size=ranks, batch_num_tokens=total_tokens, global_batch_size=total_sequences
+        )
+        return loss_of(config, logp, logp_old, advantages, mask)
+
+    conforms(loss, tc.preset("verl"), "vanilla")
+
+
+# Tinker ----------------------------------------------------------------------------------------
+
+
+TINKER = ["importance_sampling", "ppo", "cispo", "dro"]
+
+
+@pytest.mark.filterwarnings("ignore:`logp` has numbers above")  # the hard batches are densities
+@pytest.mark.parametrize("row", TINKER)
+def test_tinker(row: str) -> None:
+    """The method in Tinker's client; its server minimises -weights * logp with what is sent."""
+    tinker = pytest.importorskip("tinker", reason="tinker is not installed here: make verl-setup")
+    from engines.test_other_engines import datum_of, sent_to_server
+
+    method = tc.preset("tinker", row)
+
+    def loss(logp, advantages, mask, logp_rollout):
+        rows = zip(logp_rollout, advantages, mask, strict=True)
+        data = [datum_of(tinker, logprobs=b, advantages=a, mask=m) for b, a, m in rows]
+        weights, _ = sent_to_server(method, data, list(logp.detach()))
+        return -(torch.stack(weights) * logp.float()).sum()
+
+    found = tc.conform(loss, method)
+    assert found and (found.aggregation, found.factor) == ("sum", 1), found
+
+
+# prime-rl --------------------------------------------------------------------------------------
+
+#: Its losses, by the first word of their configuration, with our rows: before September 2026.
+PRIME_RL = {"Default": "dppo+kl", "IPO": "ipo+kl"}
+
+
+@pytest.fixture
+def prime_rl(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Its file of losses, and its configurations of them, from a checkout.
+
+    The decorators that check types, and what the file imports for other losses, do nothing here.
+    """
+    folder = checkouts.checkout("PRIME_RL", "prime-rl")
+    path = folder / "packages/prime-rl-configs/src/prime_rl/configs/trainer.py"
+    wanted = [f"{name}LossConfig" for name in (*PRIME_RL, "Custom")]
+    scope = {"BaseConfig": pydantic.BaseModel, "Field": pydantic.Field}
+    configs = checkouts.parts_of(path, wanted, scope, "configs_of_prime_rl")
+    shapes = {name: collections.defaultdict(lambda: Any) for name in ("Bool", "Float", "Int")}
+    names = {name: getattr(configs, name, None) for name in (*wanted, "LossConfig")}
+    for path, given in {
+        "beartype": {"beartype": lambda f: f},
+        "jaxtyping": {"jaxtyped": lambda typechecker: lambda f: f, **shapes},
+        "prime_rl.configs.trainer": names,
+        "prime_rl.utils.utils": {"import_object": None},
+    }.items():
+        monkeypatch.setitem(sys.modules, path, types.SimpleNamespace(**given))
+    path = folder / "src/prime_rl/trainer/rl/loss.py"
+    spec = importlib.util.spec_from_file_location("losses_of_prime_rl", path)
+    assert spec is not None and spec.loader is not None
+    losses = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, losses)
+    spec.loader.exec_module(losses)
+    return types.SimpleNamespace(**{**names, **vars(losses)})
+
+
+@pytest.mark.parametrize("config", PRIME_RL)
+def test_prime_rl(config: str, prime_rl: Any) -> None:
+    if prime_rl.DefaultLossConfig is None:
+        pytest.skip("this prime-rl has other losses: see test_other_engines.py")
+    own = prime_rl.setup_rl_loss_fn(getattr(prime_rl, f"{config}LossConfig")())
+
+    def loss(logp, advantages, mask, logp_rollout, segment_id, total_tokens):
+        total = 0
+        for i in segment_id.unique():
+            tokens = [x[segment_id == i] for x in (logp, logp_rollout, advantages, mask)]
+            total += own(prime_rl.LossInputs(*tokens[:2], None, *tokens[2:])).loss
+        return total / total_tokens
+
+    conforms(loss, tc.preset("prime-rl", PRIME_RL[config]), config)
 
 
 # SkyRL -----------------------------------------------------------------------------------------
@@ -133,6 +249,13 @@ def test_skyrl(name: str, skyrl: Any) -> None:
 
 def test_the_page_names_the_losses_that_are_compared() -> None:
     page = (Path(__file__).parents[2] / "docs/conform.md").read_text("utf-8")
-    rows = re.findall(r"(?m)^\| (\w+) [\d.]+ \| (.+) \| 0 \|$", page)
+    rows = re.findall(r"(?m)^\| ([\w-]+) [\d.]+ \| (.+) \| 0 \|$", page)
     shown = {engine: losses.split(", ") for engine, losses in rows}
-    assert shown == {"TRL": sorted(TRL), "verl": sorted(VERL), "SkyRL": sorted(SKYRL)}
+    ran = {
+        "TRL": TRL,
+        "verl": VERL,
+        "SkyRL": SKYRL,
+        "Tinker": TINKER,
+        "prime-rl": PRIME_RL.values(),
+    }
+    assert shown == {engine: sorted(losses) for engine, losses in ran.items()}

@@ -13,6 +13,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import checkouts
 import engine_cases
 import method_cases
 import pytest
@@ -400,12 +401,20 @@ OWN_LOSSES = "prime_rl.trainer.rl.loss"
 OWN_LOSS = "nemo_rl.algorithms.loss.loss_functions"
 
 
+def own_loss() -> Any:
+    """NeMo-RL's module of losses, where it is installed, or from its checkout."""
+    try:
+        return importlib.import_module(OWN_LOSS)
+    except ImportError:
+        return checkouts.nemo_rl(OWN_LOSS)
+
+
 @pytest.fixture(params=["a stand-in", "NeMo-RL"])
 def nemo(request: pytest.FixtureRequest) -> Any:
     """Builds the loss that NeMo-RL's ``setup`` returns."""
     if request.param == "a stand-in":
         return StandIn
-    theirs = pytest.importorskip(OWN_LOSS, reason="NeMo-RL, which PyPI has not, is not here")
+    theirs = own_loss()
     quiet: Any = {KL: 0.0, "reference_policy_kl_type": "k2"}
     return lambda **set: theirs.ClippedPGLossFn(theirs.ClippedPGLossConfig(**quiet | set))
 
@@ -592,9 +601,10 @@ def test_nemo_rl_logs_what_its_trainers_read(nemo: Any) -> None:
 
 @pytest.mark.parametrize("module", ["grpo", "grpo_sync"])
 def test_the_names_that_nemo_rls_source_reads_are_logged(module: str) -> None:
-    theirs = pytest.importorskip(OWN_LOSS, reason="NeMo-RL, which PyPI has not, is not here")
+    theirs = own_loss()
     from trustclip.engines.nemo_rl import TrustclipLoss
 
+    assert theirs.__file__ is not None
     source = Path(theirs.__file__).parents[1].joinpath(f"{module}.py").read_text()
     read, written = (
         set(re.findall(rf'\bmetrics\["(\w+)"\]{then}', source))

@@ -1,12 +1,16 @@
 """Logs of the trainers of which we know no more than the names of their metrics."""
 
+import json
+import math
 from pathlib import Path
 
 import pytest
 
 from trustclip.logs import names
 from trustclip.logs.log import gather
+from trustclip.logs.recognise import read_log
 from trustclip.report.console import explain
+from trustclip.support.jsonl import read_jsonl
 
 #: Of each trainer, an update's metrics as it names them, and what they are under our names.
 LOGGED = {
@@ -54,6 +58,18 @@ LOGGED = {
         {"trustclip/gated/positive_above": 0.02, "trustclip/gated/negative_below": 0.03,
          "trustclip/k1": 0.01, "trustclip/ratio": 0.999, "entropy": 0.4, "trustclip/gated": 0.05},
     ),
+    "Tinker cookbook": (
+        {"optim/kl_sample_train_v1": 0.01, "optim/entropy": 0.4, "optim/lr": 4e-5,
+         "env/all/reward/total": 0.5, "env/all/by_group/frac_mixed": 0.7},
+        {"trustclip/k1": 0.01, "entropy": 0.4, "learning_rate": 4e-5, "reward": 0.5,
+         "frac_reward_zero_std": 0.3},
+    ),
+    "prime-rl": (
+        {"mismatch_kl/all/mean": 0.002, "is_masked/mean": 0.05, "is_masked_high/mean": 0.02,
+         "is_masked_low/mean": 0.03, "entropy/all/mean": 0.4, "optim/grad_norm": 0.2},
+        {"trustclip/k3": 0.002, "trustclip/gated": 0.05, "trustclip/gated/positive_above": 0.02,
+         "trustclip/gated/negative_below": 0.03, "entropy": 0.4, "grad_norm": 0.2},
+    ),
 }  # fmt: skip
 
 
@@ -75,6 +91,37 @@ def test_a_trainer_is_known_by_its_names_and_its_numbers_are_ours(trainer) -> No
     assert rows == [pytest.approx({"step": 1, **ours})]
 
 
+def test_the_cookbooks_own_file_is_read() -> None:
+    """Rows of tinker-cookbook 0.6.1: its logger, and its functions of the KL and of the groups."""
+    folder = Path(__file__).parents[1] / "data/logs/tinker_cookbook"
+    log = read_log(folder)
+    assert (log.trainer, log.kind, log.two_policies) == ("Tinker cookbook", "metrics.jsonl", True)
+    given = [row for row in read_jsonl(folder / "metrics.jsonl") if "step" in row]
+    assert [row["step"] for row in log.rows] == [row["step"] for row in given] == [*range(8)]
+    for row, theirs in zip(log.rows, given, strict=True):
+        assert row["trustclip/k1"] == theirs["optim/kl_sample_train_v1"]
+        alike = theirs["env/all/by_group/frac_all_good"] + theirs["env/all/by_group/frac_all_bad"]
+        assert row["frac_reward_zero_std"] == pytest.approx(alike)
+        assert row["reward"] == theirs["env/all/reward/total"]
+    text = " ".join(explain(folder))
+    assert "the share of clipped tokens (the cookbook logs none)" in text
+    assert "The trainer differed from the sampler by" in text
+    assert "whether the sampler differs" not in text
+
+
+def test_prime_rls_rows_of_one_step_are_joined(tmp_path: Path) -> None:
+    """As its trainer writes them: speed, optimizer, tokens, times, each with step and time."""
+    given = LOGGED["prime-rl"][0]
+    optimizer = {"optim/grad_norm": given["optim/grad_norm"], "optim/lr": 1e-6}
+    tokens = {name: value for name, value in given.items() if "optim" not in name}
+    parts = {"perf/mfu": 30.0}, optimizer, tokens | {"loss/mean": math.nan}, {"time/step": 9.0}
+    rows = [{"step": step, "time": 7.0, **part} for step in range(3) for part in parts]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = read_log(tmp_path)
+    assert (log.trainer, [row["step"] for row in log.rows]) == ("prime-rl", [0, 1, 2])
+    assert log.rows[1].items() >= LOGGED["prime-rl"][1].items()
+
+
 def test_every_name_of_a_table_is_one_of_ours_or_of_trl() -> None:
     ours = {*names.TRL.values(), *names.VERL.values(), *names.ANSWERS}
     for table in names.VALUES.values():
@@ -88,7 +135,7 @@ def test_explain_reads_it_and_never_says_that_all_is_usual_without_all_three(
     lines = explain(events(tmp_path, LOGGED[trainer][0]))
     text = " ".join(lines)
     assert lines[0].split(": ")[1].startswith(trainer)
-    whole = trainer in ("slime", "OpenRLHF", "AReaL", "torchforge")
+    whole = trainer in ("slime", "OpenRLHF", "AReaL", "torchforge", "prime-rl")
     assert ("Nothing unusual in what this log holds" in text) == whole, text
     if trainer == "NeMo RL":
         assert "nats (k3, limit" in text and "NeMo RL's own tests" in text

@@ -7,6 +7,7 @@ stand here a second time.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -105,6 +106,25 @@ def masked_away(t: Tokens, delta: float, one_sided: bool, most: float = torch.in
     away = torch.where(t.A > 0, gap, -gap) if one_sided else gap.abs()
     dropped = away > delta
     return -up_to((t.new - t.rollout).exp(), most) * t.A * ~dropped
+
+
+def tv_mask(t: Tokens) -> Tensor:
+    """A token goes if its sequence is beyond the bound and its step would lead on."""
+    apart = t.old - t.rollout
+    far = t.mean((apart.exp() - 1).abs()) > 1.2
+    dropped = far & (apart.sign() * t.A > 0)
+    return truncated(t, 2.0) * ppo(t, t.old, 0.2, 0.272) * ~dropped
+
+
+def segment_filter(t: Tokens) -> Tensor:
+    """A run of unmasked tokens goes if its geometric mean of old / sampler is out of bounds."""
+    kept = torch.zeros_like(t.m)
+    for row, mask in enumerate(t.m.tolist()):
+        for own, run in itertools.groupby(range(len(mask)), key=mask.__getitem__):
+            places = [*run]
+            ratio = (t.old - t.rollout)[row, places].mean().exp()
+            kept[row, places] = bool(own and 0.8 <= ratio <= 1.2)
+    return ppo(t, t.old) * kept
 
 
 def squared(t: Tokens, base: Tensor) -> Tensor:
@@ -241,6 +261,9 @@ FORMULAS: dict[tuple[str, str], Callable[[Tokens], Any]] = {
     ("nemo-rl", "reinforce"): lambda t: torch.maximum(-t.A * t.new, -t.A * t.new),
     ("nemo-rl", "tis"): lambda t: truncated(t, 2.0) * ppo(t, t.old),
     ("nemo-rl", "icepop"): lambda t: within(t, 0.5, 5.0) * ppo(t, t.old),
+    ("nemo-rl", "sequence error mask"): lambda t: (
+        ppo(t, t.old) * (t.mean((t.rollout - t.old).abs().exp()) <= 1.5)
+    ),
     ("slime", "grpo"): PLAIN,
     ("slime", "gspo"): lambda t: gspo(t, t.old),
     ("slime", "cispo"): lambda t: cispo(t, t.old, 0.8, 1.2),
@@ -269,7 +292,12 @@ FORMULAS: dict[tuple[str, str], Callable[[Tokens], Any]] = {
     ("open-instruct", "dapo"): lambda t: truncated(t, 2.0) * ppo(t, t.old, 0.2, 0.272),
     ("open-instruct", "cispo"): lambda t: truncated(t, 2.0) * cispo(t, t.old, 0.0, 1.272),
     ("open-instruct", "uncorrected"): lambda t: ppo(t, t.old, 0.2, 0.272),
+    ("open-instruct", "tv mask"): tv_mask,
     ("roll", "token"): PLAIN,
     ("roll", "seq"): lambda t: gspo(t, t.old),
     ("roll", "dual_clip"): lambda t: dual(ppo(t, t.old), t.A, 1.4),
+    ("roll", "segment filter"): segment_filter,
+    ("roll", "probability filter"): lambda t: (
+        ppo(t, t.old) * ((t.old.exp() - t.rollout.exp()).abs() <= 0.2)
+    ),
 }

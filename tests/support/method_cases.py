@@ -73,6 +73,10 @@ MORE = [
         )
     ),
     ("sampler", {"measure": "probability", "floor": -0.1, "ceiling": 0.1}),
+    ("sampler", {"level": "turn", "floor": 0.9, "ceiling": 1.1}),
+    ("sampler", {"measure": "k2", "level": "turn", "reduction": "max", "ceiling": 0.1}),
+    ("sampler", {"measure": "tv", "side": "away", "ceiling": 0.2}),
+    ("sampler", {"measure": "tv", "level": "sequence", "side": "away", "ceiling": 0.2}),
     ("sampler", {"measure": "kl_old_new", "between": "new_old", "ceiling": 0.05}),
     ("sampler", {"measure": "binary_kl", "between": "new_old", "ceiling": 0.05}),
     ("sampler", {"floor": 0.7, "weigh_by": "token", "weight_floor": 0.8, "inner": "gspo"}),

@@ -429,9 +429,9 @@ def sampler(p: Params, t: Tokens) -> Array:
         values = np.maximum(*(token_divergence("binary_kl", one) for one in pair))
     else:
         values = {"ratio": x, "k1": -x, "k2": k2(x), "k3": k3(x)}.get(p["measure"], t.kl_old_new)
-    if p["level"] == "sequence":
+    if p["level"] != "token":
         by = {"mean": np.mean, "sum": np.sum, "max": np.max}[p["reduction"]]
-        values = at("sequence", values, by)
+        values = at(p["level"], values, by, t.turn)
     low, high = p["floor"], p["ceiling"]
     if p["measure"] == "ratio":
         low, high = (None if bound is None else math.log(bound) for bound in (low, high))
@@ -440,6 +440,8 @@ def sampler(p: Params, t: Tokens) -> Array:
     )
     if p["only"] == "negative":
         keep |= t.advantage >= 0
+    if p["side"] == "away":  # Open Instruct: a token is masked where A log(rho) > 0 as well
+        keep |= ~(t.advantage * x > 0)
     if p["weigh_by"] == "none":
         return keep.astype(float)
     moved = t.rho if p["weigh_of"] == "old" else t.rho + t.x

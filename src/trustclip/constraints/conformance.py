@@ -76,13 +76,16 @@ def conform(
     loss conforms if $g_t = -f u_t\, c_t A_t$ at every token of every batch, for one number $f$ and
     the weights $u_t$ of one aggregation. The batches have padding on either side, holes, tokens of
     probability 1e-11, ratios up to $e^{12}$, sequences of one token and of none, advantages of 0,
-    ratios of exactly 1, and log-probabilities in bfloat16.
+    ratios of exactly 1, and log-probabilities in bfloat16. A loss gets further batches by what it
+    names: see ``loss``.
 
     Args:
       loss: a function that wraps the trainer's. It names the fields of `TokenBatch` that it takes
-        (``logp, logp_old, advantages, mask, ...``), each [batch, time], and returns a scalar. If it
-        also names ``total_tokens``, one more batch comes in two parts, as on two ranks, with the
-        number of tokens of both.
+        (``logp, logp_old, advantages, mask, ...``), each [batch, time], and returns a scalar.
+        ``logp_rollout=None`` gets one more batch, with None for it. ``segment_id``, the number of
+        each token's sequence, gets one more whose sequences stand in one row without padding.
+        ``total_tokens`` and ``total_sequences`` get two more, which come in parts, with the numbers
+        of all ranks; if the loss names ``ranks``, gradients are averaged over ranks, else added up.
       method: what the loss is meant to be; see `trustclip.as_method`.
       aggregation: a key of `AGGREGATIONS`, such as ``"token_mean"``; any of them when None.
       leave_out: names of batches that the trainer never makes; see `cases`.
@@ -116,7 +119,7 @@ def conform(
     answers = [
         _Gradients.of(one, method, loss, named)
         for one in tried.values()
-        if one.name not in leave_out and (one.parts == 1 or "total_tokens" in named)
+        if one.name not in leave_out and _takes(loss, named, one)
     ]
     names = tuple(answer.case.name for answer in answers)
     if not any(answer.theirs.any() for answer in answers):
@@ -132,6 +135,34 @@ def conform(
     return Conformance(method, best.aggregation, best.factor, tokens, names, best.differences)
 
 
+def assert_conforms(
+    loss: LossFunction,
+    method: Method | str | Mapping[str, Any],
+    aggregation: str | None = None,
+    leave_out: Sequence[str] = (),
+) -> None:
+    """Fail a test, in the sentences of `conform`, if a loss is not a method.
+
+    Args:
+      loss: as in `conform`, and so are the others.
+      method: what the loss is meant to be.
+      aggregation: how it must add up its tokens; any way when None.
+      leave_out: names of batches that the trainer never makes.
+
+    Raises:
+      AssertionError: the loss has another gradient.
+      ValueError: the two cannot be compared.
+
+    Example:
+      >>> def minus_ratio(logp, logp_old, advantages, mask):
+      ...     return -((logp - logp_old).exp() * advantages * mask).sum() / mask.sum()
+      >>> assert_conforms(minus_ratio, "importance_sampling", "token_mean")
+    """
+    __tracebackhide__ = True  # pytest shows the line of the test
+    if not (found := conform(loss, method, aggregation, leave_out)):
+        raise AssertionError(str(found))
+
+
 def _named(loss: LossFunction) -> set[str]:
     """Names of the arguments that a loss takes.
 
@@ -139,7 +170,7 @@ def _named(loss: LossFunction) -> set[str]:
       ValueError: one of them is no field of a batch.
     """
     allowed = [f.name for f in fields(TokenBatch) if f.name not in _OF_NO_TRAINER]
-    allowed.append("total_tokens")
+    allowed += _COUNTS
     parameters = inspect.signature(loss).parameters.values()
     names = {one.name for one in parameters if one.default is one.empty or one.name in allowed}
     for name in sorted(names.difference(allowed)):
@@ -148,6 +179,19 @@ def _named(loss: LossFunction) -> set[str]:
 
 
 _OF_NO_TRAINER = ("statistics", "packing", "density")
+#: What a loss may name that is no field of a batch.
+_COUNTS = ("total_tokens", "total_sequences", "ranks", "segment_id")
+
+
+def _takes(loss: LossFunction, named: set[str], case: Case) -> bool:
+    """Whether a loss names what a batch is hard in."""
+    if case.given["logp_rollout"] is None:
+        rollout = inspect.signature(loss).parameters.get("logp_rollout")
+        return rollout is not None and rollout.default is None
+    if case.packed is not None:
+        return "segment_id" in named
+    return case.parts == 1 or not named.isdisjoint(("total_tokens", "total_sequences"))
+
 
 # -- gradients -------------------------------------------------------------------------------------
 
@@ -169,33 +213,43 @@ class _Gradients(NamedTuple):
             for shift in (-_AT_EDGE[case.dtype], _AT_EDGE[case.dtype]):
                 _, moved = gradient(method, batch.with_logp(batch.logp + shift))
                 comparable &= moved.kept == surrogate.kept
-        total = int(batch.mask.sum())
         rows = torch.arange(len(ours)).chunk(case.parts)
-        parts = [-_derivative(loss, named, case, some, total) for some in rows]
-        return cls(case, ours, torch.cat(parts), comparable)
+        theirs = -torch.cat([_derivative(loss, named, case, some) for some in rows])
+        if "ranks" in named:
+            theirs = theirs / case.parts
+        return cls(case, ours, theirs, comparable)
 
 
-def _derivative(
-    loss: LossFunction, named: set[str], case: Case, rows: Tensor, total: int
-) -> Tensor:
+def _derivative(loss: LossFunction, named: set[str], case: Case, rows: Tensor) -> Tensor:
     """Derivative of a loss in ``logp``, on some sequences of a batch.
 
     Raises:
       ValueError: the loss takes what the batch has not, or returns no scalar.
     """
-    given: dict[str, Any] = {}
-    for name in named - {"total_tokens"}:
+    mask = case.batch.mask
+    counts = {
+        "total_tokens": int(mask.sum()),
+        "total_sequences": len(mask),
+        "ranks": case.parts,
+        "segment_id": torch.arange(len(rows))[:, None].expand(-1, mask.shape[1]),
+    }
+    given: dict[str, Any] = {name: counts[name] for name in named.intersection(_COUNTS)}
+    for name in named.difference(_COUNTS):
         if name not in case.given:
             raise ValueError(
                 f"the loss takes `{name}`, which the method does not read: give it a constant in "
                 "your wrapper."
             )
-        value = case.given[name][rows]
+        if (value := case.given[name]) is None:
+            given[name] = None
+            continue
+        value = value[rows]
         kept = torch.float32 if name == "advantages" else case.dtype
         given[name] = value.to(kept) if value.is_floating_point() else value
     leaf = given["logp"] = given["logp"].detach().requires_grad_()
-    if "total_tokens" in named:
-        given["total_tokens"] = total
+    if case.packed is not None:
+        rowed = {name: x[case.packed][None] for name, x in given.items() if isinstance(x, Tensor)}
+        given |= rowed
     value = loss(**given)
     if not isinstance(value, Tensor) or value.numel() != 1:
         kind = list(value.shape) if isinstance(value, Tensor) else type(value).__name__

@@ -5,7 +5,8 @@ and in YAML (``delta: {controller: target_gate, share: 0.02}``):
 
 - by update, `target_gate` and `target_kl` move the threshold so that the share of gated tokens or
   the divergence stays at a target; `Target` does so for any metric, such as the entropy;
-- by token, `per_token` gives rare tokens, or those of high entropy, a wider threshold.
+- by token, `per_token` gives rare tokens, those of high entropy, or those of a prompt that few
+  answers solve, a wider threshold.
 
 The result is a method like any other, and as immutable: `trustclip.Method.after` takes the metrics
 of an update and returns the method for the next one. All ranks see the same metrics, so all have
@@ -19,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, Literal, TypedDict, Unpack
 
+import torch
 from torch import Tensor
 
 from trustclip.constraints.base import Positive, UpToOne
@@ -169,22 +171,28 @@ def target_kl(
 
 @checked
 class PerToken(Controller):
-    r"""A separate threshold for each token: wider for a rare one, or where entropy is high.
+    r"""A threshold for each token: wider for a rare one, at high entropy, on a hard prompt.
 
     $$
-    \delta_t = \delta\,\frac{\text{scale}}{p_t} \qquad\text{or}\qquad
-    \delta_t = \delta\,\frac{H_t}{\text{scale}},
+    \delta_t = \delta\,\frac{\text{scale}}{p_t},\qquad
+    \delta_t = \delta\,\frac{H_t}{\text{scale}} \qquad\text{or}\qquad
+    \delta_t = \delta\,\frac{1 - s}{\text{scale}},
     \qquad\text{within } [\text{low}, \text{high}]
     $$
 
-    with p the token's old probability and H the policy's entropy at its position. By ``p_old`` on
+    with p the token's old probability, H the policy's entropy at its position, and s the share of
+    right answers to its prompt, which follows from the advantage A of a right or wrong answer,
+    $A^2 = (1 - s)/s$ or $s/(1 - s)$, if rewards are 0 and 1 and the standard deviation of the group
+    divides them. (Where that of n - 1 does, as in TRL, the odds are off by (n - 1) / n.) By
+    ``p_old`` on
     ``atr`` it is the limit of ``trgppo``'s interval for a small p: what a KL threshold allows a
     token is k3 within $\delta/p$.
 
     Args:
-      by: ``"p_old"`` or ``"entropy"``.
+      by: ``"p_old"``, ``"entropy"`` or ``"difficulty"``.
       initial: $\delta$; the method's default when None.
-      scale: probability, or entropy in nats, at which a token's threshold is $\delta$.
+      scale: probability, entropy in nats, or share of wrong answers at which a token's threshold is
+        $\delta$.
       low: lowest threshold; a quarter of $\delta$ when None.
       high: highest threshold; four times $\delta$ when None.
 
@@ -199,7 +207,7 @@ class PerToken(Controller):
       An entropy-scaled trust region: `2607.22186 <https://arxiv.org/abs/2607.22186>`_, 2026
     """
 
-    by: Literal["p_old", "entropy"] = "p_old"
+    by: Literal["p_old", "entropy", "difficulty"] = "p_old"
     initial: Positive | None = None
     scale: Positive = 1.0
     low: Positive | None = None
@@ -214,6 +222,10 @@ class PerToken(Controller):
         low, high = self.between(start)
         if self.by == "entropy":
             values = start / self.scale * batch.given("entropy").detach()
+        elif self.by == "difficulty":
+            square = batch.advantages.square()
+            wrong = torch.where(batch.advantages > 0, square, 1.0) / (1 + square)
+            values = start / self.scale * wrong
         else:
             values = start * self.scale * (-batch.logp_old).exp()
         return values.clamp(low, high)

@@ -83,7 +83,7 @@ class _Wrong(NamedTuple):
         for number, (case, ours, theirs, wrong) in enumerate(compared):
             given, mask = case.given, case.batch.mask
             row, place = wrong.nonzero().unbind(dim=1)
-            sampler = given["logp_old"] - given["logp_rollout"]
+            sampler = case.batch.rollout_log_ratio  # 0 where the sampler gave no number
             sequence = sequence_sum(sampler, mask)[:, None].expand_as(sampler)
             numbers = (
                 torch.full_like(mask, case.dtype != torch.float32),

@@ -22,6 +22,8 @@ class Case(NamedTuple):
       given: the same fields as a trainer has them, with numbers where masked, too.
       dtype: precision in which the loss gets the log-probabilities.
       parts: into how many batches its sequences are divided, as over ranks.
+      packed: where the sequences hold tokens, if they stand in one row without padding; a bool
+        [batch, time].
     """
 
     name: str
@@ -29,6 +31,7 @@ class Case(NamedTuple):
     given: Mapping[str, Any]
     dtype: torch.dtype = torch.float32
     parts: int = 1
+    packed: Tensor | None = None
 
 
 def cases(method: Method) -> list[Case]:
@@ -73,8 +76,18 @@ def cases(method: Method) -> list[Case]:
     return [
         *(_case(name, method, *given) for name, given in tokens.items()),
         _case("bfloat16", method, x, old.clamp(min=-4), alike, end, half),
+        _without_sampler(_case("no sampler", method, x, old, alike, end)),
+        _case("packed rows", method, x, old, alike, holes)._replace(packed=end),
         _case("two ranks", method, x, old, alike, end)._replace(parts=2),
+        _case("three ranks", method, x, old, alike, end)._replace(parts=3),  # 3, 3 and 2 sequences
     ]
+
+
+def _without_sampler(case: Case) -> Case:
+    """The same tokens, of which no log-probability of the sampler is known."""
+    unknown = torch.full_like(case.batch.logp_old, torch.nan)
+    batch = replace(case.batch, logp_rollout=unknown)
+    return case._replace(batch=batch, given={**case.given, "logp_rollout": None})
 
 
 def _case(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trustclip.constraints import divergences
 from trustclip.constraints.batch import TokenBatch
-from trustclip.constraints.levels import Reduction, reduce
+from trustclip.constraints.levels import Level, Reduction, reduce
 from trustclip.constraints.masked import safe_exp, safe_expm1
 
 #: Log of the largest weight, as in verl.
@@ -87,16 +87,16 @@ _OF_RATIO: dict[str, Callable[[Tensor], Tensor]] = {
 def within(
     batch: TokenBatch,
     values: Tensor,
-    over: Reduction | Literal["token"],
+    level: Level,
+    reduction: Reduction,
     bounds: tuple[float | None, float | None],
 ) -> Tensor:
     """1 where a measure is within bounds, 0 where not, NaN where it is unknown. [batch, time].
 
-    Compared is each token's own value (see `measurement`), or the reduction ``over`` its sequence.
+    Compared is the reduction of each token's value (see `measurement`) over what the level covers.
     Both bounds belong to the range; None leaves a side open.
     """
-    level = "token" if over == "token" else "sequence"
-    value = reduce(level, "sum" if over == "token" else over, values, batch.mask)
+    value = reduce(level, reduction, values, batch.mask)
     low, high = bounds
     is_within = (value >= (-math.inf if low is None else low)) & (
         value <= (math.inf if high is None else high)

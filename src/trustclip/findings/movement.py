@@ -19,7 +19,7 @@ def of_run(course: Course) -> Iterator[Finding]:
     if moves:
         top = max(moves, key=lambda step: abs(moves[step]))
         text = (
-            f"The policy moved by {fmean(moves.values()):.2g} nats per token (k1, the mean of "
+            f"{_subject(course)} {fmean(moves.values()):.2g} nats per token (k1, the mean of "
             f"old minus new log-probability), most in {course.unit} {top}: {moves[top]:.2g}."
         )
         yield Finding("movement/k1", "note", text, {"k1": fmean(moves.values())})
@@ -49,12 +49,16 @@ def _distance(course: Course) -> Finding:
     rows = course.full
     low, high = (values(rows, f"ratio_q{q}") for q in ("01", "99"))
     sizes = values(rows, "ess")
-    subject = "The policy moved by"
-    if course.log is not None and course.log.two_policies:
-        subject = "The trainer differed from the sampler by"
-    text = f"{subject} {mean(rows, 'k3'):.2g} nats per token and update (k3)"
+    text = f"{_subject(course)} {mean(rows, 'k3'):.2g} nats per token and update (k3)"
     if low and high:
         text += f"; 98 % of ratios were in [{fmean(low):.3g}, {fmean(high):.3g}]"
     if sizes:
         text += f"; the effective sample size was at least {100 * min(sizes):.0f} %"
     return Finding("movement/k3", "note", f"{text}.", {"k3": mean(rows, "k3")})
+
+
+def _subject(course: Course) -> str:
+    """Who moved from whom: a trainer of two policies measures its ratio from the sampler."""
+    if course.log is not None and course.log.two_policies:
+        return "The trainer differed from the sampler by"
+    return "The policy moved by"

@@ -32,6 +32,8 @@ TRL, VERL = TABLE["TRL"]["names"], TABLE["verl"]["names"]
 VALUES = {trainer: part["names"] for trainer, part in TABLE.items() if "marks" in part}
 #: Logged as new minus old, where our estimates are old minus new.
 _NEGATIVE = _of_each("negative").keys()
+#: Logged as the share of the others, 1 less ours.
+_COMPLEMENT = _of_each("complement").keys()
 #: Trainers whose ratio is to the sampler, with no third policy.
 TWO_POLICIES = {trainer for trainer, part in TABLE.items() if part.get("two_policies")}
 #: Names that only one of them has; and those that are ours, too.
@@ -75,6 +77,8 @@ def translate(values: Mapping[str, Any], trainer: str | None = None) -> Row:
         plain = name.removesuffix("@sum") if own_table else name
         if plain in _NEGATIVE:
             value = -value
+        elif plain in _COMPLEMENT:
+            value = 1 - value
         row.setdefault(own_table.get(plain) or TRL.get(name) or VERL.get(name) or name, value)
     lower = values.get("actor/pg_clipfrac_lower")
     if lower and not own and "trustclip/gated" in row:

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from trustclip.logs import neutral, prime_rl, tensorboard, trl, verl, wandb
+from trustclip.logs import flat, neutral, prime_rl, tensorboard, trl, verl, wandb
 from trustclip.logs.log import Log, Source, first_row
 from trustclip.logs.tokens import REQUIRED, TokenRow
 from trustclip.support.names import nearest, some
 from trustclip.support.reading import lines, opened
 
 #: In the order in which a file is looked at: the cheapest tests first, console logs last.
-SOURCES = tuple(one.SOURCE for one in (wandb, tensorboard, trl, prime_rl, neutral, verl))
+SOURCES = tuple(one.SOURCE for one in (wandb, tensorboard, trl, prime_rl, neutral, flat, verl))
 
 #: Bytes of a file that are looked at, beside its first line.
 _HEAD = 1 << 20

@@ -47,12 +47,15 @@ class Sampler(Weighted):
         is larger); or ``"kl_old_new"`` (exact; only between new and old).
       between: the two policies, numerator first: ``"old_rollout"``, which no update changes;
         ``"new_rollout"``, a trust region of its own; ``"new_old"``.
-      level: ``"token"``, or ``"sequence"``.
-      reduction: over the sequence: ``"mean"`` (of a ratio the geometric one), ``"sum"`` (of a ratio
-        the product) or ``"max"``.
+      level: ``"token"``, ``"turn"``, what the policy wrote between two replies of a tool, or
+        ``"sequence"``.
+      reduction: over the turn or the sequence: ``"mean"`` (of a ratio the geometric one), ``"sum"``
+        (of a ratio the product) or ``"max"``.
       floor: $\alpha$, in the unit of the measure, a ratio or nats; None for no lower bound.
       ceiling: $\beta$, likewise.
       only: ``"all"`` tokens are masked, or those of ``"negative"`` advantage.
+      side: beyond a bound, ``"both"`` masks every token, and ``"away"`` those alone whose own
+        log-ratio has the sign of their advantage: their step would lead on (Open Instruct's TVPO).
       weigh_by: $\omega$: ``"none"`` (1), the token's own ratio to the sampler (``"token"``), or its
         sequence's product (``"sequence"``) or geometric mean (``"geometric"``).
       weigh_of: whose ratio to the sampler weighs, the ``"old"`` policy's or the ``"new"`` one's; a
@@ -82,11 +85,12 @@ class Sampler(Weighted):
     inner: Part = Clip()
     measure: rejection.Measure = "ratio"
     between: rejection.Between = "old_rollout"
-    level: Literal["token", "sequence"] = "token"
+    level: Literal["token", "turn", "sequence"] = "token"
     reduction: Literal["mean", "sum", "max"] = "mean"
     floor: Number | None = None
     ceiling: Number | None = 2.0
     only: Literal["all", "negative"] = "all"
+    side: Literal["both", "away"] = "both"
     weigh_by: Literal["none", "token", "sequence", "geometric"] = "none"
     weigh_of: Literal["old", "new"] = "old"
     weight_floor: Positive | None = None
@@ -157,9 +161,11 @@ class Sampler(Weighted):
         if not self._masks:
             return weight
         values = rejection.measurement(batch, self.between, self.measure)
-        over = "token" if self.level == "token" else self.reduction
         bounds = rejection.log_bounds(*self._bounds) if self.measure == "ratio" else self._bounds
-        kept = rejection.within(batch, values, over, bounds)
+        kept = rejection.within(batch, values, self.level, self.reduction, bounds)
+        spared = torch.zeros_like(batch.mask)
         if self.only == "negative":
-            kept = torch.where((batch.advantages >= 0) & ~kept.isnan(), 1.0, kept)
-        return weight * kept
+            spared = spared | (batch.advantages >= 0)
+        if self.side == "away":
+            spared = spared | (batch.advantages * rejection.log_ratio(batch, self.between) <= 0)
+        return weight * torch.where(spared & ~kept.isnan(), 1.0, kept)

@@ -196,13 +196,6 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(store, name):
     assert re.search(reason, store.damaged["step-000024"])
 
 
-def test_a_file_is_no_checkpoint(tmp_path):
-    file = tmp_path / "step-000008"
-    file.touch()
-    with pytest.raises(CheckpointError, match=r"step-000008: it is not a folder\.$"):
-        verify(file)
-
-
 def test_a_manifest_may_be_as_large_as_the_limit(store, monkeypatch):
     largest = (store.path(24) / "manifest.json").stat().st_size
     monkeypatch.setattr(checkpoints, "_MAX_JSON", largest)
@@ -431,17 +424,6 @@ def test_a_failed_write_leaves_everything_as_it_was(store, monkeypatch, code, wo
     assert store.newest() == store.path(24)
     write(store, 32)
     assert store.newest() == store.path(32)
-
-
-def test_a_full_device(store):
-    with pytest.raises(CheckpointError, match="disk full while writing"), store.writing(32):
-        Path("/dev/full").write_text("x")
-
-
-def test_a_file_in_place_of_the_folder(tmp_path):
-    (tmp_path / "run").write_text("")
-    with pytest.raises(CheckpointError, match="there is no checkpoint"):
-        write(CheckpointStore(tmp_path / "run"), 8)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])

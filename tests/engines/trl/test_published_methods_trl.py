@@ -9,7 +9,7 @@ import torch
 import twin_cases
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl_runs import Run, constrained, train
+from trl_runs import Run, train
 
 import trustclip as tc
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
@@ -89,24 +89,3 @@ def test_same_correction_as_trl_makes_for_vllm(tmp_path, method, trainer):
 def named(method: tc.Method) -> tuple[str, dict]:
     arguments = {key: value for key, value in method.to_dict().items() if key != "name"}
     return method.name, arguments
-
-
-# Variants ----------------------------------------------------------------------------------------
-
-
-def test_sequence_levels_do_not_depend_on_micro_batches(tmp_path):
-    split = {
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 4,
-        "steps_per_generation": 4,
-    }
-    for name, arguments in (
-        ("gspo", {"low": 0.02, "high": 0.02}),
-        ("kl_cov", {"share": 0.2}),
-        ("both", {"second": {"name": "trm", "delta": 5e-3}}),
-    ):
-        a = constrained(tmp_path / f"{name}-a", name, arguments, max_steps=4, num_iterations=2)
-        b = constrained(
-            tmp_path / f"{name}-b", name, arguments, max_steps=4, num_iterations=2, **split
-        )
-        assert b.grad_norms == pytest.approx(a.grad_norms, rel=1e-4), name

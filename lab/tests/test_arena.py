@@ -230,9 +230,3 @@ def test_a_constraint_is_tested_at_the_trial_of_another(tmp_path):
         assert rates == [row["learning_rate"] for row in of["atr"]]
     assert [row["end"] for row in of["same"]] == [row["end"] for row in of["atr"]]
     assert [row["k3"] for row in of["mirror"]] != [row["k3"] for row in of["atr"]]
-
-
-def test_the_trials_of_what_has_none_are_refused(tmp_path):
-    constraints = {**TINY["constraints"], "same": {"bounds_of": "atr", "trials_of": "art"}}
-    with pytest.raises(ValueError, match="did you mean 'atr'"):
-        load(_file(tmp_path, constraints=constraints), {})

@@ -6,11 +6,9 @@ from arena_analysis import (
     Question,
     Runs,
     answers,
-    seed_mean,
-    standings,
 )
 from arena_scores import improvement, profile
-from arena_tuning import at_equal, curve, sensitivities, width_effects
+from arena_tuning import at_equal, width_effects
 from made_up_runs import EFFECTS, table
 from paired_rates import mcnemar, paired_rates
 
@@ -73,12 +71,6 @@ def test_equivalence_has_the_values_of_statsmodels() -> None:
     assert (found.low, found.high) == pytest.approx((-0.0009180894165914683, 0.009418089416591469))
 
 
-@pytest.mark.parametrize("margin", [0.0, -0.01, float("nan")])
-def test_a_margin_must_be_above_zero(margin: float) -> None:
-    with pytest.raises(ValueError, match="margin must be above 0"):
-        equivalence_p(RunSummary.of(SOME), margin)
-
-
 def test_identical_runs_are_equivalent_and_no_difference() -> None:
     none = RunSummary(0.0, 0.0, 24)
     assert paired_runs(none) == type(paired_runs(none))(0.0, 0.0, 0.0, 1.0)
@@ -134,48 +126,6 @@ def test_planted_effects_are_found_and_the_twin_is_not(runs: Runs) -> None:
     assert found["none"].seeds == 64
 
 
-def test_leaderboard_has_them_in_order(runs: Runs) -> None:
-    test = runs.where(stage="test")
-    board = standings(test, "plain")
-    assert [board[0].constraint, board[-1].constraint] == ["better", "none"]
-    last = board[-1]
-    assert last.collapsed.low < 0.2 < last.collapsed.high
-    assert last.standing > last.end.value + 0.04  # the score of what has not collapsed
-    ends = test.where(constraint="none")
-    assert last.end.value == pytest.approx(ends.mean("end"))
-    never = np.isnan(ends["time"])
-    assert last.time == pytest.approx(np.where(never, 20, 8).mean())
-    assert last.reached.value == pytest.approx(1 - never.mean())
-
-
-def test_a_seed_with_two_runs_in_a_cell_is_refused(runs: Runs) -> None:
-    test = runs.where(stage="test", constraint="plain")
-    with pytest.raises(ValueError, match="several runs"):
-        seed_mean(test.at([0, 0, 1]), "end")
-
-
-def test_tuning_curve_peaks_where_it_was_planted(runs: Runs) -> None:
-    trials = runs.where(stage="tuning", constraint="better", depth=16)
-    points = curve(trials)
-    assert [point.width for point in points] == [0.02, 0.05, 0.1, 0.2, 0.4]
-    assert max(points, key=lambda point: point.score.value).width == 0.1
-    assert [point.k3 for point in points] == pytest.approx([0.006, 0.015, 0.03, 0.06, 0.12])
-    # the best of three rates, not their mean
-    assert points[2].score.value == pytest.approx(
-        trials.where(width=0.1, learning_rate=0.002).mean("end")
-    )
-
-
-def test_thresholds_are_compared_with_the_middle_one(runs: Runs) -> None:
-    found = width_effects(runs.where(stage="tuning"))
-    assert [*found] == [*EFFECTS, "all"]
-    # planted: 10 points at a factor of four from the best width, a quarter at a factor of two
-    for row in found.values():
-        low, half, middle, double, high = (one.value for one in row)
-        assert (low, half) == pytest.approx((-0.1 * (np.log2(0.2) / 2) ** 2, -0.025), abs=1e-9)
-        assert (middle, double, high) == pytest.approx((0, -0.025, -0.1), abs=1e-9)
-
-
 def test_a_threshold_is_not_chosen_on_the_seed_it_is_judged_by() -> None:
     """Where rates differ by noise alone, the best of many is no better than the others."""
     rng = np.random.default_rng(3)
@@ -189,24 +139,6 @@ def test_a_threshold_is_not_chosen_on_the_seed_it_is_judged_by() -> None:
     few = Runs({**columns, "depth": [4] * len(rows), "constraint": ["c"] * len(rows)})
     many_rates, _, _ = width_effects(few)["c"]
     assert many_rates.low < 0 < many_rates.high  # the best of 20 on the same seeds is +0.03
-
-
-def test_sensitivity_is_the_mean_of_all_trials(runs: Runs) -> None:
-    found = {one.constraint: one for one in sensitivities(runs.where(stage="tuning"), "plain")}
-    assert found["plain"].minus is None
-    minus = found["better"].minus
-    assert minus is not None and minus.value == pytest.approx(0.03)
-    plain = runs.where(stage="tuning", constraint="plain")
-    assert found["plain"].mean.value == pytest.approx(plain.mean("end"))
-    assert found["plain"].edge == 0  # the best rate is the middle one
-    assert found["plain"].best > found["plain"].mean.value
-
-
-def test_equal_measured_width_finds_what_was_planted(runs: Runs) -> None:
-    by = {key[0]: own for key, own in runs.where(stage="tuning").by("constraint").items()}
-    found = at_equal(by["better"], by["plain"], "k3")
-    assert found is not None
-    assert found.mean == pytest.approx(0.03, abs=1e-9)
 
 
 def test_equal_threshold_is_not_equal_width(runs: Runs) -> None:

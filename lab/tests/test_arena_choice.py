@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 from arena_analysis import Question, Runs, differences
 from arena_choice import choices, tuned_scores
-from made_up_runs import row, table
+from made_up_runs import row
 
 from trustclip_lab.stats.equivalence import paired_runs
-
-QUESTION = Question("better than plain", "better", "plain")
 
 
 def test_the_spread_is_that_of_a_plain_loop() -> None:
@@ -27,20 +25,6 @@ def test_the_spread_is_that_of_a_plain_loop() -> None:
     ours, theirs = (tuned_scores([pair[side] for pair in cells], counts) for side in (0, 1))
     found = np.std(ours - theirs)
     assert found == pytest.approx(float(np.std(gaps)), abs=1e-12) and found > 0.01
-
-
-def test_where_every_tuning_chooses_the_same_nothing_is_added() -> None:
-    runs = table(tuning_seeds=16)
-    tested, trials = runs.where(stage="test"), runs.where(stage="tuning")
-    (found,) = choices(trials, tested, [QUESTION])
-    by = tested.constraints
-    alone = paired_runs(differences(by["better"], by["plain"]))
-    assert found.spread == pytest.approx(0, abs=1e-12) and found.again == (1, 1)
-    assert [*found.fewer] == [1, 3]
-    assert (found.both.value, found.both.low, found.both.high) == pytest.approx(
-        (alone.value, alone.low, alone.high)
-    )
-    assert found.both.p == pytest.approx(alone.p)
 
 
 def test_it_covers_what_tunings_lead_to() -> None:

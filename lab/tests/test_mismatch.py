@@ -69,20 +69,6 @@ def test_the_area_is_the_share_of_pairs_won():
     assert its.low < its.value < its.high and its.value == auc(runs)
 
 
-def test_the_interval_of_the_area_covers():
-    """Of a number that tells nothing, 0.5 is in nine of ten intervals at least."""
-    random = np.random.default_rng(1)
-    covered = 0
-    for _ in range(100):
-        runs = [
-            Observation(seed, None, bool(random.random() < 0.4), float(random.normal()))
-            for seed in range(16) for _ in range(6)
-        ]  # fmt: skip
-        its = auc_interval(runs)
-        covered += its.low <= 0.5 <= its.high
-    assert covered >= 88
-
-
 def test_an_alarm_is_before_the_fall_or_not_at_all():
     quiet = [[0.1, 0.2]] * 20
     found = alarm([([0.1, 0.1, 0.9], 2), ([0.9, 0.1, 0.1], 2)], quiet, 0.05)

@@ -25,7 +25,7 @@ from faults.__main__ import timely
 from faults.disk import Disk, File, Folder, Link
 from faults.world import Plan
 
-from trustclip.support.jsonl import append_jsonl, extend_jsonl, read_jsonl
+from trustclip.support.jsonl import read_jsonl
 from trustclip.train.problems.problem import Problem
 from trustclip.train.runs.directory import RunDirectory
 
@@ -75,7 +75,7 @@ def test_suites():
 
 
 def test_numerics():
-    played("numerics", numerics.campaign(range(1), rows=500))
+    played("numerics", numerics.campaign(range(1), rows=100))
 
 
 @pytest.mark.parametrize("target", fuzz.TARGETS)
@@ -146,14 +146,6 @@ def test_problems_are_recorded_all_or_none(tmp_path: Path):
     before = (tmp_path / "problems.jsonl").stat()
     run.problems(problems)
     assert (tmp_path / "problems.jsonl").stat().st_ino == before.st_ino  # nothing to write
-
-
-def test_rows_behind_a_line_without_its_end(tmp_path: Path):
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b'{"a": 1}\n{"a": 2}')
-    extend_jsonl(path, [{"a": 3}])
-    append_jsonl(path, [{"a": 4}])
-    assert [row["a"] for row in read_jsonl(path)] == [1, 2, 3, 4]
 
 
 # The disk itself ----------------------------------------------------------------------------------

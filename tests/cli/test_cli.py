@@ -17,7 +17,6 @@ from commands import trustclip
 from patience import NEVER
 from ports import free_port
 
-import trustclip as tc
 from trustclip.cli.arguments import parse
 from trustclip.cli.main import main
 from trustclip.cli.registry import COMMANDS
@@ -35,27 +34,6 @@ def test_help_names_every_command_and_loads_no_torch():
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", probe], capture_output=True).returncode == 0
-
-
-def test_help_of_a_recipe_loads_no_torch():
-    probe = (
-        "import sys\nfrom trustclip.cli.main import main\n"
-        "try: main(['rl', '--help'])\nexcept SystemExit: pass\n"
-        "sys.exit('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
-    assert done.returncode == 0
-    assert "--num-iterations" in done.stdout and "--max-completion-length" in done.stdout
-
-
-def test_bounds_prints_the_interval_and_its_twins():
-    done = trustclip("bounds", "atr", "--delta", "0.07")
-    assert done.returncode == 0
-    assert "[0.670971738250, 1.422216736276]" in done.stdout
-    twins = tc.method("atr", delta=0.07).twins
-    for settings in (twins["TRL"], twins["verl"]):
-        assert " ".join(f"{key}={value}" for key, value in settings.items()) in done.stdout
-    assert "clip_higher --low 0.329028261750" in done.stdout
 
 
 def test_check_says_what_is_wrong_with_a_method_of_ones_own(capsys):
@@ -117,10 +95,8 @@ def test_doctor_does_the_arithmetic():
         (["bonds"], ["unknown command", "'bounds'"]),
         (["bounds", "art"], ["unknown method", "'atr'"]),
         (["bounds", "atr", "--delat", "1"], ["'delat'", "'delta'"]),
-        (["bounds", "atr", "--delta", "-1"], ["delta", "greater than 0", "-1"]),
         (["bounds", "atr", "--delta", "{controller: target_gat}"], ["did you mean 'target_gate'"]),
         (["demo", "--seeed", "3"], ["command line", "'seeed'", "did you mean 'seed'"]),
-        (["rl", "--preset", "tinny"], ["'tinny'", "'tiny'"]),
         (["rl", "--preset", "tiny", "--steps-per-generation", "1"], ["inert", "1 x 1 / 1"]),
         (["rl", "--preset", "tiny", "--num-generations", "7"], ["num_generations = 7"]),
         (["rl", "--preset", "tiny", "--model", "no/such/folder"], ["no model"]),
@@ -130,48 +106,24 @@ def test_doctor_does_the_arithmetic():
             ["eval", "--preset", "tiny", "--backend", "openai", "--base-url", "notaurl"],
             ["'notaurl' must start with http:// or https://"],
         ),
-        (["compare", "nowhere", "neither"], ["nowhere"]),
         (["control", "--see", "3"], ["unknown option of control '--see'", "'--seeds'"]),
-        (["control", "--seeds", "x"], ["`seeds` should be a valid integer", "got 'x'"]),
         (["control", "--methods"], ["--methods needs a value"]),
-        (["control", "--seeds", "0"], ["`seeds` should be greater"]),
         (["compare"], ["`runs` is missing"]),
-        (["suite"], ["`file` is missing."]),
         (["suite", "a", "--hours", "x"], ["`hours` should be a valid number", "got 'x'"]),
-        (["doctor", "--method"], ["--method needs a value"]),
         (["decontaminate", "--train", "x"], ["`test` is missing.", "`out` is missing."]),
         (["eval", "--grade", "missing.jsonl"], ["missing.jsonl"]),
     ],
 )
-def test_bad_input_gets_one_clear_error(args, words, tmp_path):
+def test_bad_input_gets_one_clear_error(args, words, tmp_path, capsys):
     needs_place = args[0] in ("rl", "eval") and "--preset" in args
-    done = trustclip(*args, *(["--output-dir", str(tmp_path / "run")] if needs_place else []))
-    said = done.stdout + done.stderr
-    assert done.returncode == 2, said
+    place = ["--output-dir", str(tmp_path / "run")] if needs_place else []
+    status = main([*args, *place])
+    said = "".join(capsys.readouterr())
+    assert status == 2, said
     assert "Traceback" not in said and "\u2502" not in said
     assert not (tmp_path / "run").exists()  # what is refused leaves nothing
     for word in words:
         assert word in said
-
-
-def test_a_method_of_the_users_own(tmp_path):
-    import os
-
-    (tmp_path / "mine.py").write_text(
-        "import trustclip as tc\n"
-        "from trustclip import gates\n"
-        "@tc.definition\n"
-        "class Half(tc.Method):\n"
-        "    'Half: keeps ratios up to 1.5.'\n"
-        "    width: float = 0.5\n"
-        "    def log_interval(self, p_old=None):\n"
-        "        return -self.width, self.width\n"
-        "    def surrogate(self, batch):\n"
-        "        return gates.interval(batch, self.log_interval())\n"
-    )
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = trustclip("bounds", "mine:Half", "--width", "0.25", env=env)
-    assert "[0.778800783071, 1.284025416688]" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("unbuffered", ["1", ""])

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from method_cases import random_batch
@@ -29,15 +28,6 @@ def delta(method: tc.Method) -> float:
 
 
 # What it is --------------------------------------------------------------------------------------
-
-
-def test_yaml_and_python_say_the_same() -> None:
-    text = "{name: atr, delta: {controller: target_gate, share: 0.02, initial: 0.07}}"
-    by_code = tc.method("atr", delta=tc.controllers.target_gate(share=0.02, initial=0.07))
-    by_yaml = tc.as_method(yaml.safe_load(text))
-    assert by_code == by_yaml == tc.method(**by_code.to_dict())
-    assert yaml.safe_load(yaml.safe_dump(by_code.to_dict())) == by_code.to_dict()
-    assert by_code.name == "atr" and adapts(by_code) and not adapts(tc.method("atr"))
 
 
 def test_until_it_moves_it_is_the_method() -> None:
@@ -145,11 +135,10 @@ def test_the_gate_share_reaches_its_target() -> None:
     assert delta(method) < 0.03
 
 
-@pytest.mark.parametrize(("target", "step_size"), [(0.003, 0.3), (0.01, 1.0)])
-def test_the_divergence_reaches_its_target(target: float, step_size: float) -> None:
+def test_the_divergence_reaches_its_target() -> None:
     """A bandit of 8 actions, 8 updates a generation, of which the first alone stays below it."""
     torch.manual_seed(0)
-    hold = controllers.target_kl(kl=target, rate=0.05, low=1e-5, high=1.0)
+    hold = controllers.target_kl(kl=0.01, rate=0.05, low=1e-5, high=1.0)
     method: tc.Method = tc.method("atr", delta=hold)
     logits, seen = torch.zeros(8, requires_grad=True), []
     for generation in range(120):
@@ -162,12 +151,12 @@ def test_the_divergence_reaches_its_target(target: float, step_size: float) -> N
             batch = tc.TokenBatch(logp, old[actions][:, None], advantages, advantages < 9)
             loss = tc.policy_loss(method, batch)
             (gradient,) = torch.autograd.grad(loss.value, logits)
-            logits.data -= step_size * gradient
+            logits.data -= gradient
             means = {name: (total / count).item() for name, (total, count) in loss.metrics.items()}
             method = method.after(means)
             seen += [means["k3"]] * (generation >= 40)
         logits.data *= 0.7  # and never runs into a corner
-    assert sum(seen) / len(seen) == pytest.approx(target, rel=0.15)
+    assert sum(seen) / len(seen) == pytest.approx(0.01, rel=0.15)
 
 
 # By token ----------------------------------------------------------------------------------------

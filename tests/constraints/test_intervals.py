@@ -1,8 +1,6 @@
 """Ratio intervals: tables, bisection over the whole range of thresholds, and identities."""
 
 import math
-import subprocess
-import sys
 from decimal import Decimal, localcontext
 from typing import Any
 
@@ -87,19 +85,6 @@ def test_bernoulli_kl_takes_a_threshold_for_each_token() -> None:
         for i, delta in enumerate(deltas.tolist())
     ]
     torch.testing.assert_close(each, torch.stack(alone, dim=1), rtol=1e-11, atol=0)
-
-
-def test_intervals_need_no_scipy() -> None:
-    code = """if True:
-        import sys
-        sys.modules["scipy"] = None
-        import trustclip as tc
-        for name in tc.methods():
-            tc.method(name)
-        tc.interval("atr"), tc.interval("is_kl3"), tc.interval("f_divergence", divergence="js")
-        import trustclip.head
-    """
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_bernoulli_kl_keeps_the_shape_and_takes_probability_one() -> None:

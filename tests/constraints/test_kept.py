@@ -40,8 +40,15 @@ def around(inner: dict) -> list[tc.Method]:
 
 
 COMPOSED = [method for inner in INNER for method in around(inner)]
+#: Defaults, and compositions around a sequence, a prefix, a turn and a token; the rest is slow.
+FEW = [*map(tc.method, tc.methods()), *(m for i in (0, 7, 8, 9) for m in around(INNER[i]))]
 every_composition = pytest.mark.parametrize(
-    "method", list(dict.fromkeys([*ALL, *COMPOSED])), ids=label
+    "method",
+    [
+        pytest.param(method, marks=() if method in FEW else pytest.mark.slow)
+        for method in dict.fromkeys([*ALL, *COMPOSED])
+    ],
+    ids=label,
 )
 
 

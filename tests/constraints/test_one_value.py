@@ -166,14 +166,3 @@ def test_a_run_directory_names_its_method_and_is_continued_with_it_alone(tmp_pat
     other = load_recipe(written(tmp_path), {"method.delta": 0.1})
     with pytest.raises(ValueError, match=r"rl\.method\.delta=0\.05, not 0\.1"):
         RunDirectory.resumed(tmp_path / "run", "run", other)
-
-
-def test_the_registry_needs_no_parser_of_command_lines_or_files():
-    import subprocess
-    import sys
-
-    code = (
-        "import sys, trustclip as tc; tc.method('atr'); print(*{'rich', 'yaml'} & {*sys.modules})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -66,6 +66,7 @@ MASKS = st.lists(st.lists(st.booleans(), min_size=7, max_size=7), min_size=1, ma
 )
 
 
+@settings(max_examples=25)
 @given(MASKS, st.integers(0, 99))
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_a_turn_is_a_sequence_of_its_own(method: dict, rows: list, seed: int) -> None:

@@ -36,15 +36,6 @@ def test_is_never_negative_and_small_where_policies_are_close():
     assert (kl.double() - want).abs().max() < 2e-8
 
 
-def test_a_policy_that_gave_a_token_up_costs_what_it_should():
-    eye = torch.eye(3, dtype=torch.float64)
-    old = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).log()
-    new = torch.tensor([[60.0, 0.0, -60.0]], dtype=torch.float64)
-    for order in ("old_new", "new_old"):
-        want = dense(new, old, eye, eye, order, 1.0)
-        torch.testing.assert_close(exact_kl(new, old, eye, order=order), want, rtol=1e-9, atol=0)
-
-
 def policies(tokens=9, vocabulary=700, width=6, dtype=torch.float64, moved=0.2):
     g = torch.Generator().manual_seed(3)
     new = torch.randn(tokens, width, generator=g, dtype=dtype)
@@ -75,17 +66,6 @@ def test_nothing_and_nonsense():
         exact_kl(torch.zeros(1, 4), torch.zeros(2, 4), w)
     with pytest.raises(ValueError, match="hidden states must be"):
         exact_kl(torch.zeros(1, 5), torch.zeros(1, 5), w)
-
-
-def test_bfloat16_head_is_computed_in_float32():
-    g = torch.Generator().manual_seed(2)
-    new, w = torch.randn(5, 8, generator=g).bfloat16(), torch.randn(30, 8, generator=g).bfloat16()
-    old = new + 0.1
-    got = exact_kl(new, old, w)
-    assert got.dtype == torch.float32
-    torch.testing.assert_close(
-        got.double(), dense(new, old, w, w, "old_new", 1.0), rtol=1e-4, atol=1e-6
-    )
 
 
 def test_a_token_that_only_the_other_policy_can_draw():

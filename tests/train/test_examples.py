@@ -32,10 +32,6 @@ def test_the_plain_loop_learns(capsys):
     assert any(float(x) > 0 for x in re.findall(r"gated ([\d.]+)%", capsys.readouterr().out))
 
 
-def test_no_example_is_long():
-    assert all(len(p.read_text().splitlines()) <= 150 for p in EXAMPLES.iterdir() if p.is_file())
-
-
 def test_an_own_method_bounds_late_tokens_more():
     method = loaded("own_method").Narrowing()
     old = torch.full((1, 3), -2.0)

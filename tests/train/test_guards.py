@@ -374,8 +374,10 @@ def poison(trainer, step, what):
     return trainer
 
 
-@pytest.mark.parametrize("what", ["weight", "moment"])
-@pytest.mark.parametrize("save_steps", [1, 4])
+@pytest.mark.parametrize(
+    ("what", "save_steps"),
+    [("moment", 1), *(pytest.param("weight", every, marks=pytest.mark.slow) for every in (1, 4))],
+)
 def test_weights_that_are_not_finite_end_training_and_replace_no_checkpoint(
     tmp_path, what, save_steps
 ):

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import yaml
@@ -284,15 +283,3 @@ def test_training_starts_over_where_the_checkpoints_have_been_moved_away(whole, 
     assert "training starts from the beginning" in last.stderr
     assert (run / "attempt-1" / "samples.jsonl").exists()
     assert outcome(run) == outcome(whole[0])
-
-
-@pytest.mark.parametrize("positions", [4, pytest.param(40, marks=pytest.mark.slow)])
-def test_a_disk_that_fails_once_is_one_sentence_and_costs_nothing(tmp_path, positions):
-    script = str(Path(__file__).parents[1] / "support" / "faulty_disk.py")
-    done = subprocess.run(
-        [sys.executable, script, str(tmp_path), str(positions)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["wrong"] == [] and told["operations"] > 200
-    assert told["refused"] >= positions // 2

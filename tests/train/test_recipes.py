@@ -128,6 +128,7 @@ def test_the_demo_learns(tmp_path):
     assert (run / "report.html").exists() and (run / "final/README.md").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_what_was_done(tmp_path):
     import signal
     import subprocess

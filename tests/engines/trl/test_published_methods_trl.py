@@ -9,12 +9,11 @@ import torch
 import twin_cases
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl_runs import Run, constrained, plain, train
+from trl_runs import Run, train
 
 import trustclip as tc
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
 
-CLIP = {"name": "clip", "epsilon": 0.05}
 #: Loss types of TRL that bring a gate of their own, and what they aggregate like.
 AGGREGATED = {"sapo": "grpo", "cispo": "dapo", "vespo": "dapo", "grpo": "grpo"}
 #: Method, arguments, and the loss type of TRL that aggregates like its twin's.
@@ -35,42 +34,6 @@ def assert_same_training(ours: Run, theirs: Run) -> None:
     # Adam divides by the gradient's size: one that is all rounding error moves a weight as well.
     distance = (ours.parameters - theirs.parameters).norm()
     assert distance < 1e-4 * theirs.parameters.norm()
-
-
-@pytest.mark.parametrize("name", TWINS)
-def test_same_training_as_plain_trl(tmp_path, name):
-    method, arguments, loss_type = TWINS[name]
-    settings = {"loss_type": loss_type}
-    ours = constrained(tmp_path / "ours", method, arguments, **settings)
-    twin = tc.method(method, **arguments).twins["TRL"]
-    # The loss types that bring no gate only aggregate, as ours does.
-    theirs = settings | twin | (settings if loss_type == "dr_grpo" else {})
-    assert_same_training(ours, plain(tmp_path / "theirs", **theirs))
-    if tc.Trait.CUTS in tc.method(method).traits:
-        assert max(ours.column("trustclip/gated")) > 0.05, "the comparison would be empty"
-    else:
-        free = constrained(tmp_path / "free", "clip", {"epsilon": 1.0}, **settings)
-        assert free.grad_norms != pytest.approx(ours.grad_norms, rel=1e-3)
-
-
-def test_opsm_as_trl_has_it(tmp_path):
-    arguments = {"inner": CLIP, "delta": 0.02}
-    ours = constrained(tmp_path / "ours", "opsm", arguments)
-    twin = tc.method("opsm", **arguments).twins["TRL"]
-    assert_same_training(ours, plain(tmp_path / "theirs", **twin))
-    assert max(ours.column("trustclip/gated")) > 0.05
-
-
-def test_gmpo_as_trl_has_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    from trl.experimental.gmpo.gmpo_config import GMPOConfig
-    from trl.experimental.gmpo.gmpo_trainer import GMPOTrainer
-
-    arguments = {"log_low": 0.1, "log_high": 0.15}
-    ours = constrained(tmp_path / "ours", "gmpo", arguments, loss_type="grpo")
-    twin = tc.method("gmpo", **arguments).twins["trl.experimental.gmpo"]
-    assert_same_training(ours, train(tmp_path / "theirs", GMPOConfig, GMPOTrainer, **twin))
-    assert max(ours.column("trustclip/gated")) > 0.05
 
 
 # A sampler of its own ----------------------------------------------------------------------------
@@ -126,24 +89,3 @@ def test_same_correction_as_trl_makes_for_vllm(tmp_path, method, trainer):
 def named(method: tc.Method) -> tuple[str, dict]:
     arguments = {key: value for key, value in method.to_dict().items() if key != "name"}
     return method.name, arguments
-
-
-# Variants ----------------------------------------------------------------------------------------
-
-
-def test_sequence_levels_do_not_depend_on_micro_batches(tmp_path):
-    split = {
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 4,
-        "steps_per_generation": 4,
-    }
-    for name, arguments in (
-        ("gspo", {"low": 0.02, "high": 0.02}),
-        ("kl_cov", {"share": 0.2}),
-        ("both", {"second": {"name": "trm", "delta": 5e-3}}),
-    ):
-        a = constrained(tmp_path / f"{name}-a", name, arguments, max_steps=4, num_iterations=2)
-        b = constrained(
-            tmp_path / f"{name}-b", name, arguments, max_steps=4, num_iterations=2, **split
-        )
-        assert b.grad_norms == pytest.approx(a.grad_norms, rel=1e-4), name

@@ -122,24 +122,6 @@ def test_a_sum_by_the_longest_answer_depends_on_the_split() -> None:
     assert abs(sum(parts, torch.tensor(0.0)).item() - want.item()) > 0.1 * abs(want.item())
 
 
-def test_same_gradient_as_verls_own_clip_without_its_dual_clip() -> None:
-    batch = engine_cases.batch_for(tc.method("clip_higher"))
-    ours = called(batch, actor(settings_of(tc.method("clip_higher", low=0.2, high=0.28))))[1]
-    theirs = dataclasses.replace(
-        actor(PolicyLossConfig()), clip_ratio_low=0.2, clip_ratio_high=0.28, clip_ratio_c=1e9
-    )
-    torch.testing.assert_close(called(batch, theirs)[1], ours)
-
-
-def test_same_gradient_as_verls_own_dual_clip() -> None:
-    batch = engine_cases.batch_for(tc.method("dual_clip"))
-    method = tc.method("dual_clip", low=0.2, high=0.2, ceiling=1.3)
-    theirs = dataclasses.replace(actor(PolicyLossConfig()), clip_ratio_c=1.3)
-    torch.testing.assert_close(
-        called(batch, theirs)[1], called(batch, actor(settings_of(method)))[1]
-    )
-
-
 @pytest.mark.parametrize("rubbish", [math.nan, math.inf, -100.0])
 def test_padding_never_matters(rubbish: float) -> None:
     clean = engine_cases.batch_for(tc.method("atr"))

@@ -154,16 +154,3 @@ def test_the_sampler_reaches_a_method_that_corrects_for_it(tmp_path: Path) -> No
     for step in steps:
         assert step["rollout_corr/rollout_is_max"] == pytest.approx(1, abs=1e-3)
         assert math.isfinite(step["actor/grad_norm"]) and step["actor/grad_norm"] > 0
-
-
-def test_a_misspelt_key_ends_before_ray_starts(tmp_path: Path) -> None:
-    code, printed = main_ppo(tmp_path, f"+{LOSS}.metod=atr")
-    assert code != 0
-    assert "metod" in printed and "Started a local Ray instance" not in printed
-
-
-def test_a_method_that_verl_cannot_train_ends_before_ray_starts(tmp_path: Path) -> None:
-    code, printed = main_ppo(tmp_path, f"{LOSS}.method.name=full_kl")
-    assert code != 0
-    assert "'full_kl' cannot be trained in verl" in printed
-    assert "Started a local Ray instance" not in printed

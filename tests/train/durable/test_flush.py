@@ -2,9 +2,7 @@
 
 import errno
 import hashlib
-import json
 import os
-import re
 import shutil
 import warnings
 from pathlib import Path
@@ -97,45 +95,7 @@ def test_file_systems_that_flush_no_folders(tmp_path, monkeypatch, code, passes)
         flush(tmp_path)
 
 
-def test_an_extent_reads_each_byte_once(tmp_path, flushed):
-    path, extents = tmp_path / "rows", Extents()
-    path.write_bytes(b"one\n")
-    first = extents.of(path)
-    path.write_bytes(b"ONE\ntwo\n")  # the first four bytes are not read again
-    with path.open("r+b") as file:
-        file.write(b"one\n")
-    assert extents.of(path)["bytes"] == 8 and first["bytes"] == 4
-    assert flushed == [path, path]
-    extents.restore(path, first)
-    assert path.read_bytes() == b"one\n" and extents.of(path) == first
-    path.write_bytes(b"two\n")
-    with pytest.raises(ValueError, match="has changed since the checkpoint: its first 4 bytes"):
-        extents.restore(path, first)
-    path.write_bytes(b"one")
-    with pytest.raises(ValueError, match="has lost lines since the checkpoint: 4 bytes then, 3"):
-        extents.restore(path, first)
-
-
 # Bytes and edges of the store ---------------------------------------------------------------------
-
-
-def test_the_manifest_to_the_byte(tmp_path):
-    store = CheckpointStore(tmp_path / "a" / "b" / "run")
-    assert store.origin(lambda: {"rows": 3}) == {"rows": 3}
-    origin = json.loads((store.folder / "start.json").read_text())
-    assert re.fullmatch("[0-9a-f]{16}", origin["run"]) and origin["cursor"] == {"rows": 3}
-    with store.writing(7) as folder:
-        (folder / "z").mkdir()
-        (folder / "z" / "b").write_text("B")
-        (folder / "a").write_text("")
-    digest = hashlib.sha256(b"B").hexdigest()
-    empty = hashlib.sha256(b"").hexdigest()
-    assert (store.path(7) / "manifest.json").read_text() == (
-        '{\n "files": {\n  "a": {\n   "bytes": 0,\n   "sha256": "' + empty + '"\n  },\n'
-        '  "z/b": {\n   "bytes": 1,\n   "sha256": "' + digest + '"\n  }\n },\n'
-        ' "origin": {\n  "cursor": {\n   "rows": 3\n  },\n  "run": "' + origin["run"] + '"\n },\n'
-        ' "schema": 1,\n "step": 7\n}\n'
-    )
 
 
 def test_begin_makes_its_folders_and_clears_an_earlier_attempt(tmp_path):

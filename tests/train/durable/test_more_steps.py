@@ -33,6 +33,7 @@ def with_evaluation(file, path):
     return file
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_as_if_it_had_been_longer(folder):  # noqa: F811
     rl = CONSTANT | {"max_steps": 3, "save_steps": 3}
     short = with_evaluation(written(folder, "short.yaml", **rl), folder / "short.yaml")

@@ -39,13 +39,10 @@ def schedule(per_generation: int, iterations: int, accumulation: int) -> dict[st
 #: Cuts inside generations, inside the accumulation of one, inside epochs, between log lines.
 RUNS = {
     "1x2/1 full atr": (grpo, {**ATR, **schedule(1, 2, 1), "lr_scheduler_type": "cosine"}),
-    "4x1/1 lora atr": (grpo, {**ATR, **schedule(4, 1, 1), "lora": True, "learning_rate": 1e-2}),
-    "2x2/1 full kl, 3 epochs": (grpo, {**FULL_KL, **schedule(2, 2, 1), "prompts": 4}),
     "2x2/1 lora kl, sparse logs": (
         grpo,
         {**FULL_KL, **schedule(2, 2, 1), "lora": True, "logging_steps": 3},
     ),
-    "4x2/2 full clip_cov": (grpo, {**CLIP_COV, **schedule(4, 2, 2), "warmup_steps": 3}),
     "4x1/2 lora clip_cov, 7 epochs": (
         grpo,
         {**CLIP_COV, **schedule(4, 1, 2), "lora": True, "prompts": 8, "logging_steps": 2},

@@ -80,7 +80,6 @@ RUNS = {
         grpo,
         {**CLIP_COV, **schedule(4, 2, 2), "decoder": "transformers", "log_completions": True},
     ),
-    "clip, three micro-batches": (grpo, {"method": "clip", **schedule(2, 2, 3), "prompts": 8}),
     "sft, dropout, three micro-batches": (
         sft,
         {"lora": True, "gradient_accumulation_steps": 3, "max_steps": 7, "logging_steps": 2},

@@ -4,7 +4,6 @@ import json
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler
-from types import SimpleNamespace
 
 import pytest
 from many_clients import Server as ManyClients
@@ -166,83 +165,6 @@ def test_served_without_a_server(serve):
     server.close()
     with pytest.raises(ValueError, match="cannot be reached"):
         Served(server.url, "m", SAMPLING, concurrency=1).generate(PROMPTS[:1], 1, seed=0)
-
-
-@pytest.fixture
-def vllm(monkeypatch):
-    """A stand-in that keeps what it was called with and answers ``PROMPT/INDEX``."""
-    calls = SimpleNamespace(llm=[], chat=[], tokenizer=SimpleNamespace(eos_token="</s>"))
-
-    class LLM:
-        def __init__(self, **options):
-            calls.llm.append(options)
-
-        def get_tokenizer(self):
-            return calls.tokenizer
-
-        def chat(self, messages, sampling_params, **options):
-            calls.chat.append((messages, sampling_params, options))
-            return [
-                SimpleNamespace(
-                    outputs=[
-                        SimpleNamespace(
-                            text=f"{conversation[0]['content']}/{index}",
-                            token_ids=(1,) * (index + 1),
-                            finish_reason="length" if index == 1 else "stop",
-                        )
-                        for index in range(params.n)
-                    ]
-                )
-                for conversation, params in zip(messages, sampling_params, strict=True)
-            ]
-
-    def params(**options):
-        return SimpleNamespace(**options)
-
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=LLM, SamplingParams=params))
-    return calls
-
-
-def test_vllm_is_called_once_per_batch_with_a_seed_per_prompt(vllm):
-    found = VLLM("org/model", SAMPLING, "solution", seed=3).generate(PROMPTS, 2, seed=9)
-    assert vllm.llm == [{"model": "org/model", "seed": 3}]
-    ((messages, params, options),) = vllm.chat
-    assert messages == PROMPTS
-    seeds = [vars(param).pop("seed") for param in params]
-    assert len(set(seeds)) == 3
-    assert [vars(param) for param in params] == 3 * [
-        {
-            "n": 2,
-            "temperature": 0.3,
-            "top_p": 0.95,
-            "top_k": -1,
-            "max_tokens": 100,
-            "skip_special_tokens": True,
-        }
-    ]
-    assert "<start_working_out>" in options["chat_template"]
-    assert found[1] == [
-        Completion("zwei ½/0", 1, truncated=False),
-        Completion("zwei ½/1", 2, truncated=True),
-    ]
-
-
-def test_vllm_keeps_a_template_and_draws_once_when_greedy(vllm):
-    vllm.tokenizer.chat_template = "of the model"
-    greedy = Sampling(temperature=0.0, top_p=1.0, max_tokens=5)
-    found = VLLM("org/model", greedy, "solution", seed=0).generate(PROMPTS[:1], 3, seed=0)
-    ((_, params, options),) = vllm.chat
-    assert params[0].n == 1 and options["chat_template"] == "of the model"
-    assert found == [[Completion("one/0", 1, truncated=False)] * 3]
-
-
-def test_vllm_that_fails_is_one_sentence_with_what_helps(vllm, monkeypatch):
-    def dead(self, **_):
-        raise RuntimeError("Engine core initialization failed.\nSee root cause above.")
-
-    monkeypatch.setattr(sys.modules["vllm"].LLM, "__init__", dead)
-    with pytest.raises(ValueError, match=r"RuntimeError: Engine core .*--vllm\.max-model-len"):
-        VLLM("org/model", SAMPLING, "solution", seed=3)
 
 
 def test_vllm_missing(monkeypatch):

@@ -9,9 +9,8 @@ from commands import trustclip
 from trustclip.train.checks import complaints
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import STYLES
-from trustclip.train.problems.rows import Fields
 from trustclip.train.problems.sources import RowSelection, load_problems, load_task
-from trustclip.train.settings.stages import RLStage, SFTStage, source_of
+from trustclip.train.settings.stages import RLStage, SFTStage
 
 datasets = pytest.importorskip("datasets")
 
@@ -75,13 +74,6 @@ def test_columns_of_a_file_and_a_wrong_one(tmp_path, suffix):
         load_problems(path)
 
 
-def test_a_wrong_column_is_named_however_many_rows_are_bad(tmp_path):
-    path = tmp_path / "many.jsonl"
-    path.write_text("".join(json.dumps({"ask": f"{i}?", "answer": i}) + "\n" for i in range(300)))
-    with pytest.raises(ValueError, match="takes question from 'askk'"):
-        load_problems(str(path), selection=RowSelection({"question": "askk"}))
-
-
 @pytest.mark.parametrize(
     ("changes", "place", "words"),
     [
@@ -95,13 +87,6 @@ def test_settings_that_contradict_each_other(changes, place, words):
     for stage in (RLStage, SFTStage):
         found = [*complaints(stage(**({"dataset": "owner/name"} | changes)))]
         assert any(where[0] == place and words in text for where, text in found), found
-
-
-def test_aliases_are_left_where_nothing_is_mapped():
-    from trustclip.train.problems.rows import map_columns
-
-    assert map_columns(Fields(), {}) == Fields()
-    assert source_of("owner/name", None) == "owner/name"
 
 
 def test_the_command_trains_on_a_part_of_a_split_and_names_mistakes(hub):

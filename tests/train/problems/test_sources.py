@@ -47,23 +47,17 @@ def row_bytes(**changes: object) -> bytes:
 
 BAD_LINES = {
     "truncated": (row_bytes()[:-9], "invalid JSON"),
-    "not json": (b"hello", "invalid JSON"),
     "single quotes": (b"{'problem': 'a', 'answer': '1'}", "invalid JSON"),
     "nested too deeply": (b"[" * 100_000, "nested more than 64 levels"),
     "huge integer": (b'{"problem": "a", "answer": ' + b"9" * 5000 + b"}", "invalid JSON"),
-    "invalid UTF-8": (b'{"problem": "caf\xe9", "answer": "1"}', "invalid JSON: 'utf-8'"),
     "UTF-16": ('{"problem": "a", "answer": "1"}'.encode("utf-16"), "invalid JSON: 'utf-8'"),
     "list": (b'["What is 2+2?", "4"]', "not an object but a list"),
-    "text": (b'"What is 2+2?"', "not an object but str"),
     "null": (b"null", "not an object but null"),
     "empty object": (b"{}", "no problem in problem, question, prompt; the row has nothing"),
     "misspelt column": (row_bytes(problem=..., probelm="a"), "the row has id, answer, probelm"),
-    "no problem": (row_bytes(problem=None), "no problem in"),
-    "empty problem": (row_bytes(problem=""), "problem is empty"),
     "blank problem": (row_bytes(problem=" \n\t "), "problem is empty"),
     "template only": (row_bytes(problem=DAPO_PREFIX + DAPO_SUFFIX), "problem is empty"),
     "problem a number": (row_bytes(problem=7), "problem must be text or a chat, not int 7"),
-    "problem an object": (row_bytes(problem={"text": "a"}), "not an object"),
     "problem a list of texts": (row_bytes(problem=["a"]), "no chat of role and content"),
     "long problem": (row_bytes(problem="a" * 32_769), "32769 characters, at most 32768"),
     "chat of two turns": (
@@ -77,28 +71,18 @@ BAD_LINES = {
     "NUL in problem": (row_bytes(problem="a\0b"), "problem contains a NUL"),
     "lone surrogate in problem": (row_bytes(problem="a\ud800"), "lone surrogate"),
     "no answer": (row_bytes(answer=...), "no answer in answer, expected_answer"),
-    "null answer": (row_bytes(answer=None), "no answer in"),
     "empty answer": (row_bytes(answer=" "), "answer is empty"),
-    "nothing after ####": (row_bytes(answer="so it is #### "), "answer is empty"),
     "list answer": (row_bytes(answer=[["4"]]), "is not a list of texts or numbers"),
-    "list of null": (row_bytes(answer=["4", None]), "answer is missing"),
     "object answer": (row_bytes(answer={"value": 4}), "not an object"),
     "boolean answer": (row_bytes(answer=True), "not a boolean"),
     "NaN answer": (row_bytes(answer=float("nan")), "answer is nan"),
-    "infinite answer": (row_bytes(answer=float("inf")), "answer is inf"),
     "NaN as text": (row_bytes(answer="NaN"), "means a missing value"),
-    "None as text": (row_bytes(answer="None"), "means a missing value"),
     "float beyond 2^53": (b'{"problem": "a", "answer": 2e22}', "a float beyond 2^53"),
     "long answer": (row_bytes(answer="1" * 257), "257 characters, at most 256"),
     "unbalanced gold": (row_bytes(answer=r"\frac{1}{2"), "unbalanced braces"),
-    "NUL in answer": (row_bytes(answer="4\0"), "answer contains a NUL"),
-    "lone surrogate in answer": (row_bytes(answer="\udfff"), "lone surrogate"),
     "duplicate id": (row_bytes(id="good"), "duplicate id 'good', first on line 1"),
-    "list id": (row_bytes(id=[1]), "id must be text or an integer, not a list"),
     "boolean id": (row_bytes(id=True), "id must be text or an integer, not a boolean"),
-    "float id": (row_bytes(id=1.5), "id must be text or an integer, not float"),
     "long id": (row_bytes(id="x" * 257), "id has 257 characters"),
-    "NUL in id": (row_bytes(id="a\0b"), "id contains a NUL"),
 }
 
 
@@ -120,12 +104,9 @@ def test_bad_line_is_quarantined_and_the_rest_is_kept(tmp_path, kind):
 
 GOOD_TEXTS = {
     "right to left": "احسب ٢+٢",
-    "CJK": "求 $x^2=4$ 的正根。",
     "LaTeX": "Let $f(x)=\\frac{1}{2}\\left\\{x\\right\\}$ \\[ \\sum_{i=1}^n i \\]",
     "emoji and joiners": "👩‍👩‍👧 shares 3 🍎",
     "line separator": "one\u2028two",
-    "inner blank lines": "first\n\n  second\tthird",
-    "form feed": "in the form \x0crac{m}{n}",
     "markup": "<script>alert(1)</script> & 'quotes' \"double\"",
 }
 
@@ -190,12 +171,10 @@ def test_json_array_and_json_lines_under_one_suffix(tmp_path):
 
 
 CSV_BAD = {
-    "too few cells": (b"b,What is 2+2?", "not 3 cells"),
     "too many cells": (b"b,What is 2+2?,4,5", "not 3 cells"),
     "text after quote": (b'b,"What" is 2+2?,4', "invalid CSV"),
     "invalid UTF-8": (b"b,caf\xe9,4", "invalid UTF-8"),
     "NUL": (b"b,a\x00b,4", "NUL"),
-    "empty answer": (b"b,What is 2+2?,", "answer is empty"),
 }
 
 
@@ -244,9 +223,7 @@ def test_parquet_damaged_file_and_invalid_text(tmp_path):
     [
         ({"question": "q", "expected_answer": 5}, Problem("set-1", "q", "5")),
         ({"prompt": "q", "ground_truth": "5", "uuid": "u"}, Problem("u", "q", "5")),
-        ({"id": 7, "problem": "q", "answer": "5"}, Problem("7", "q", "5")),
         ({"id": None, "unique_id": "u", "problem": "q", "answer": "5"}, Problem("u", "q", "5")),
-        ({"id": "", "problem": "q", "answer": "5"}, Problem("set-1", "q", "5")),
         ({"problem": None, "question": "q", "answer": "5"}, Problem("set-1", "q", "5")),
         (
             {"question": "q", "answer": "add up\n#### 1,234"},
@@ -282,10 +259,8 @@ def test_columns_are_found_by_their_aliases(tmp_path, row, expected):
     ("stem", "name"),
     [
         ("dapo-math-17k", "dapo"),
-        ("dapo_en_clean", "dapo_en"),
         ("amc23_83", "amc23"),
         ("amc2023", None),
-        ("my_gsm8k", None),
     ],
 )
 def test_file_named_after_a_known_source(stem, name):
@@ -296,18 +271,13 @@ def test_file_named_after_a_known_source(stem, name):
     ("gold", "integer", "expected"),
     [
         (142.0, False, "142"),
-        ("142.0", False, "142"),
         ("-4.00", False, "-4"),
-        (0.5, False, "0.5"),
         (2**60, False, str(2**60)),
         (" x+1 ", False, "x+1"),
         ("070", False, "070"),
         (r"\{1, 2\}", False, r"\{1, 2\}"),
         ("070", True, "70"),
-        ("+5", True, "5"),
-        (r"336^\circ", True, "336"),
         (r"$336^{\circ}$", True, "336"),
-        (r"\boxed{204}", True, "204"),
         (r"$\boxed{1,234}$", True, "1234"),
         (2**53, True, str(2**53)),
     ],
@@ -384,11 +354,8 @@ def test_source_without_a_good_row_is_an_error(tmp_path):
     [
         ("[:3]", [0, 1, 2]),
         ("[7:]", [7, 8, 9]),
-        ("[2:4]", [2, 3]),
         ("[-2:]", [8, 9]),
-        ("[:-8]", [0, 1]),
         ("[80%:]", [8, 9]),
-        ("[-10%:]", [9]),
         ("train[:20%]", [0, 1]),
     ],
 )

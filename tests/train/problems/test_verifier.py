@@ -35,58 +35,42 @@ def verifier():
 
 # Golds against answers, as math-verify and people judge them; `verify` is not symmetric.
 RIGHT = [
-    ("34", r"\frac{68}{2}"),
     ("34", r"\sqrt{1156}"),
     ("34", r"34^\circ"),
-    ("34", r"34\%"),
     ("34", r"x\in\{34\}"),
-    ("34", "x=34"),
     ("34", "17+17"),
     ("34", r"34.0\text{ units}"),
     ("10", r"\binom{5}{2}"),
     ("120", "5!"),
-    ("1024", "2^{10}"),
-    ("0.5", r"\frac{1}{2}"),
     (r"\frac{1}{2}", "0.5"),
-    (r"\dfrac{9}{7}", r"\frac{18}{14}"),
     (r"2\sqrt{3}", r"\sqrt{12}"),
     (r"5\pi", r"\pi \cdot 5"),
     (r"(3, \frac{\pi}{2})", r"\left(3, \frac{\pi}{2}\right)"),
     ("[0,1)", "[0, 1)"),
     ("x^2+2x+1", "(x+1)^2"),
     (r"\{1,2\}", r"\{2,1\}"),
-    (r"10{,}000", "10000"),
-    ("1-x", "-x+1"),
     (r"\frac{\sqrt{3}}{3}", r"\frac{\sqrt{3}}{3} \approx 0.577"),
     (r"\sqrt2", r"1.0\sqrt{2}"),
-    (r"\sqrt{6.25}", "2.5"),
     (r"\frac{1}{3}", "0.333333"),
     ("1.414213562", r"\sqrt2"),
     (r"4.5\times10^{33}", "4.5e33"),
-    (r"4.5\times10^{33}", "4.5E+33"),
     (r"4.5\times10^{-3}", "4.5e-3"),
     ("4.5e+33", r"4.5\cdot 10^{33}"),
     ("2e^3", "e^3+e^3"),
 ]
 NOT_RIGHT = [
-    ("34", r"\frac{69}{2}"),
     ("34", r"\sqrt{1157}"),
-    (r"2\sqrt{3}", r"2"),
     (r"2\sqrt{3}", r"3\sqrt{2}"),
-    (r"5\pi", "5"),
     (r"(3, \frac{\pi}{2})", r"(\frac{\pi}{2}, 3)"),
     ("[0,1)", "(0,1)"),
     (r"\{1,2\}", r"\{1,2,3\}"),
-    ("x+1", "x-1"),
     (r"\frac{1}{2}", "0.51"),
     # An exact number is not its decimals, however many there are.
     (r"\sqrt2", "1.414213562"),
     (r"\sqrt2", r"\frac{2.828427124746}{2}"),
-    (r"x=\sqrt2", "x=1.414213562"),
     (r"\sqrt2+\sqrt3", "3.14626436994"),
     (r"5\pi", "15.7079632679"),
     (r"4.5\times10^{33}", "4.5e34"),
-    (r"4.5\times10^{33}", "4.5"),
     ("2e^3", "2e3"),
 ]
 
@@ -298,6 +282,7 @@ def test_a_forked_copy_neither_uses_nor_kills_its_parents_workers(verifier):
     assert [worker._process.pid for worker in verifier._pool._workers] == hosts
 
 
+@pytest.mark.slow
 def test_a_fork_while_another_thread_scores_leaves_the_child_a_working_verifier():
     with Verifier(workers=1, timeout=NEVER) as v:
         assert v.equivalent("3", r"\frac{6}{2}")
@@ -325,6 +310,7 @@ BUSY = r"""
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", ["trainer", "host"])
 def test_a_judge_at_work_ends_with_the_process_that_wanted_its_verdict(tmp_path, killed):
     path = tmp_path / "busy.py"
@@ -342,6 +328,7 @@ def test_a_judge_at_work_ends_with_the_process_that_wanted_its_verdict(tmp_path,
     until(lambda: not _alive(host))
 
 
+@pytest.mark.slow
 def test_a_judge_whose_host_is_stopped_ends_at_its_own_cpu_limit():
     script = Path(pool.__file__).with_name("worker.py")
     host = subprocess.Popen(

@@ -24,7 +24,6 @@ from trustclip.support.secrets import redact, redacted_argv
 from trustclip.support.text import duration, markdown_text
 from trustclip.train.card import about
 from trustclip.train.durable.ranks import Interrupted
-from trustclip.train.problems.problem import Problem
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.runs.opening import open_run
 from trustclip.train.settings.stages import RLSettings
@@ -143,17 +142,6 @@ def test_a_torn_last_line_is_mended_by_the_next_append(tmp_path):
     path.write_text("{")
     append_jsonl(path, [{"a": 5}])
     assert read_jsonl(path) == [{"a": 5}]
-
-
-def test_problems_torn_by_a_kill_are_recorded_again(tmp_path):
-    run = RunDirectory(tmp_path, "rl", settings(tmp_path))
-    problems = [Problem(str(i), f"{i} + {i}", str(2 * i)) for i in range(3)]
-    run.problems(problems)
-    path = tmp_path / "problems.jsonl"
-    path.write_bytes(path.read_bytes()[:-9])
-    for _ in range(2):
-        RunDirectory.resumed(tmp_path, "rl", settings(tmp_path)).problems(problems)
-    assert [row["id"] for row in read_jsonl(path)] == ["0", "1", "2"]
 
 
 def test_a_users_copy_of_the_samples_is_neither_read_nor_deleted(tmp_path, monkeypatch):

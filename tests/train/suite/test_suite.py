@@ -324,15 +324,6 @@ def test_the_hash_is_of_what_results_depend_on(folder):
     neutral = {"rl.save_steps": 5, "rl.report_to": "trackio", "sft.save_total_limit": 1}
     folder.write(shuffled, name="another", changes=neutral)
     assert [job.name for job in plan(folder.file).jobs] == before
-    code = (
-        "from pathlib import Path; from trustclip.train.suite.plan import plan\n"
-        f"print(*[job.name for job in plan(Path({str(folder.file)!r})).jobs])"
-    )
-    other = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONHASHSEED": "5"},
-    )  # fmt: skip
-    assert other.stdout.splitlines()[-1].split() == before  # a dependency may say something first
     for changes in ({"rl.beta": 0.1}, {"eval.k": 2}, {"sft.max_steps": 4}, {"model": None}):
         models = ["owner/name"] if "model" in changes else None
         folder.write(changes={} if models else changes, models=models)

@@ -8,17 +8,15 @@ import signal
 import stat
 import sys
 import threading
-import time
 from typing import Any
 
 import pytest
 import yaml
-from patience import NEVER, until
+from patience import until
 from rich.console import Console
 from test_suite import SUITE, WORKER, Folder
 
 from trustclip.cli.main import main
-from trustclip.support.jsonl import read_jsonl
 from trustclip.train.suite import run_suite
 from trustclip.train.suite.launchers.slurm import Resources, attend, resources_of
 
@@ -87,34 +85,6 @@ def test_the_same_runs_table_and_resume_as_on_this_machine(folder):
 @pytest.mark.slow
 @SLURM
 @pytest.mark.usefixtures("local_jobs")
-def test_a_lost_worker_is_told_and_its_run_started_again(folder):
-    folder.small()
-    (folder.control / "hold").touch()
-
-    def lose():
-        until(lambda: folder.alive() == 2 and len(folder.begun()) == len(folder.workers()) == 2)
-        for place in folder.workers():
-            os.kill(place["pid"], signal.SIGKILL)
-            os.kill(place["run"], signal.SIGKILL)
-        for file in folder.control.glob("alive-*"):
-            file.unlink()
-
-    thread = threading.Thread(target=lose)
-    thread.start()
-    folder.run()
-    thread.join()
-    assert folder.status == 1 and len(folder.events("failed")) == 2
-    failed = [r for r in read_jsonl(folder.out / "events.jsonl") if r["event"] == "failed"]
-    assert all(row["log"][0] == "began at 0" and len(row["log"]) == 2 for row in failed)
-    (folder.control / "hold").unlink()
-    folder.starts()
-    folder.run()
-    assert folder.status == 0 and len(folder.starts()) == 2
-
-
-@pytest.mark.slow
-@SLURM
-@pytest.mark.usefixtures("local_jobs")
 def test_asked_to_end_runs_save_and_the_next_call_continues(folder):
     folder.small()
     (folder.control / "hold").touch()
@@ -137,30 +107,6 @@ def test_asked_to_end_runs_save_and_the_next_call_continues(folder):
     for path in saved:
         log = path.with_name("run.log").read_text().splitlines()
         assert log[0] == "began at 0" and log[1] in ("began at 1", "began at 2")
-
-
-@pytest.mark.slow
-@SLURM
-@pytest.mark.usefixtures("local_jobs")
-def test_a_run_of_an_earlier_call_is_waited_for(folder):
-    """It is still at work, its suite and worker are not: its lock is seen by the next worker."""
-    folder.small()
-    (folder.control / "hold").touch()
-    suite = folder.in_a_process()
-    until(lambda: folder.alive() == 2)
-    suite.kill()
-    suite.communicate(timeout=NEVER)
-
-    def release():
-        until(lambda: len(folder.workers()) == 2)
-        time.sleep(0.3)
-        (folder.control / "hold").unlink()
-
-    thread = threading.Thread(target=release)
-    thread.start()
-    folder.run()
-    thread.join()
-    assert folder.status == 0 and len(folder.starts()) == 2
 
 
 # A Slurm of one machine: sbatch runs the script, srun its command, squeue tells who lives.

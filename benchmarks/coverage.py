@@ -447,14 +447,14 @@ def corners(rng: Rng, repetitions: int) -> Iterator[Row]:
 
         def trial(mean=mean, seeds=seeds, samples=samples) -> tuple[bool, ...]:
             chances = difficulty(rng, mean, 200, 0.01 if mean != 0.5 else 1.9)
-            runs = [
+            a, b = (
                 answers(rng, np.clip(chances + rng.normal(0, 0.02, (seeds, 1)), 0, 1), k)
                 if seeds > 1
                 else answers(rng, chances, k)
                 for k in samples
-            ]
+            )
             found = [
-                paired_difference(*runs, k=k, same_seeds=seeds > 1, resamples=RESAMPLES).p <= 0.05
+                paired_difference(a, b, k=k, same_seeds=seeds > 1, resamples=RESAMPLES).p <= 0.05
                 for k in (None, min(samples))
             ]
             return *found, any(found)

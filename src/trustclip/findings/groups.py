@@ -14,7 +14,7 @@ from trustclip.constraints.registry import interval
 from trustclip.findings.course import Course
 from trustclip.findings.evaluated import answers_of, collapsed
 from trustclip.findings.facts import ENOUGH_RUNS
-from trustclip.logs.answers import overlapping, whole
+from trustclip.logs.answers import whole
 from trustclip.logs.identity import flat
 from trustclip.logs.reader import Evaluation, Run
 
@@ -227,15 +227,6 @@ def group_runs(runs: Sequence[Run], reference: str | None = None) -> list[Group]
         chosen = (candidates or [g for g in here if _is_suites_reference(g)] or here)[0]
         groups[groups.index(chosen)] = replace(chosen, is_reference=True)
     return groups
-
-
-def overlapping_problems(group: Group) -> dict[str, set[str]]:
-    """Ids of the test problems that the training data of any of its runs hold, by task."""
-    overlap: dict[str, set[str]] = {}
-    for run in group.runs:
-        for task, ids in overlapping(run.summary.get("overlap") or {}).items():
-            overlap.setdefault(task, set()).update(ids)
-    return overlap
 
 
 def trained_on(group: Group) -> int:

@@ -102,7 +102,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
     share_prompts: bool | None = _option(None, "One pass over each prompt; None: where it pays.")
     whole_groups: bool = _option(False, "Keep the completions of a prompt in one update.")
     skip_zero_advantage: bool = _option(True, "Skip completions that cannot change the policy.")
-    gradient_checkpointing: bool | None = _option(None, "As in TRL; None: by the memory.")  # type: ignore[assignment]
+    gradient_checkpointing: bool | None = _option(None, "As in TRL; None: by the memory.")  # pyright: ignore[reportIncompatibleVariableOverride]
     metrics: _METRICS = _option("brief", "What is logged: brief, or full for every metric.")
     shadows: _Methods | None = config_field("shadows")
     exact_kl_every: int = _option(0, "Log exact KL every n-th generation; 0: never.")

@@ -275,7 +275,7 @@ def test_trl_reports_a_sampler_that_differs_and_the_worst_tokens(tmp_path) -> No
             shift[3, 1] = -3.0
             added.append(shift)
             output["sampling_per_token_logps"] = sampled + shift
-            return {**output, "sampled": output["generated"] - 2}
+            return {**output, "generated": output["generated"] - 2}
 
     model, tokenizer = fresh_model()
     torch.manual_seed(0)

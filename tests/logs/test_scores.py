@@ -150,7 +150,7 @@ def test_families_are_the_units_and_are_found(tmp_path):
     rng = np.random.default_rng(1)
     effect = rng.normal(0, 0.25, 20)
     rows = [
-        {"arm": arm, "seed": 0, "problem": f"t{f}-{i}", "template": f, "sample": k,
+        {"arm": arm, "seed": 0, "problem": f"{chr(97 + f)}-{i}", "template": f, "sample": k,
          "score": int(rng.random() < np.clip(0.5 + effect[f] * (arm == "b"), 0, 1))}
         for arm in "ab" for f in range(20) for i in range(10) for k in range(4)
     ]  # fmt: skip
@@ -159,7 +159,9 @@ def test_families_are_the_units_and_are_found(tmp_path):
     assert "The 200 problems look like 20 families" in text and "--cluster" in text
     (by_column, _), text = compared(path, cluster="template")
     (by_sign, _), _ = compared(path, cluster="-")
-    assert by_column.difference == by_sign.difference and "look like" not in text
+    (by_numbers, _), _ = compared(path, cluster="numbers")
+    assert by_column.difference == by_sign.difference == by_numbers.difference
+    assert "look like" not in text
     means = np.zeros((2, 20))
     for row in rows:
         means[int(row["arm"] == "b"), row["template"]] += row["score"] / 40

@@ -9,6 +9,7 @@ from trustclip.findings.facts import ALIKE, FAMILIES
 from trustclip.findings.finding import Finding
 from trustclip.findings.groups import Group, by_setting
 from trustclip.logs.answers import usual
+from trustclip.logs.choice import NUMBER
 from trustclip.logs.identity import flat
 from trustclip.logs.reader import Evaluation, Run
 from trustclip.logs.samples import problem_rows
@@ -64,8 +65,8 @@ def _samples(evaluations: Sequence[Evaluation]) -> int:
     return min((usual(list(problems.values())) for problems in each), default=0)
 
 
-#: Sign that ends what problems of one template share in their ids, and a number in a text.
-_SIGN, _NUMBER = re.compile(r"[-_/.:#](?=[^-_/.:#]*$)"), re.compile(r"\d+(?:[.,]\d+)*")
+#: Sign that ends what problems of one template share in their ids.
+_SIGN = re.compile(r"[-_/.:#](?=[^-_/.:#]*$)")
 
 
 def families(runs: Sequence[Run]) -> Iterator[Finding]:
@@ -74,12 +75,14 @@ def families(runs: Sequence[Run]) -> Iterator[Finding]:
     if first is None or first.families:
         return
     keys, texts = [*answers_of(first)], _texts(runs[0])
-    written: Mapping[str, list[Any]] = {
-        "the last part of their ids": [(task, _SIGN.split(name)[0]) for task, name in keys],
-        "the numbers in their ids": [(task, _NUMBER.sub("#", name)) for task, name in keys],
-        "the numbers in their texts": [_NUMBER.sub("#", texts[k][0]) for k in keys if k in texts],
+    written: Mapping[tuple[str, str], list[Any]] = {
+        ("the last part of their ids", "=SIGN"): [(t, _SIGN.split(name)[0]) for t, name in keys],
+        ("the numbers in their ids", " numbers"): [(t, NUMBER.sub("#", name)) for t, name in keys],
+        ("the numbers in their texts", " COLUMN"): [
+            NUMBER.sub("#", texts[k][0]) for k in keys if k in texts
+        ],
     }
-    for what, stems in written.items():
+    for (what, option), stems in written.items():
         count = len(set(stems))
         if FAMILIES <= count <= ALIKE * len(stems):
             yield Finding(
@@ -89,7 +92,7 @@ def families(runs: Sequence[Run]) -> Iterator[Finding]:
                 f"only in {what}.",
                 {"families": count},
                 "problems of one template are no independent evidence, and intervals are then too "
-                "narrow: name the families with --cluster.",
+                f"narrow: compare families with --cluster{option}.",
             )
             return
 

@@ -9,6 +9,8 @@ from trustclip.support.names import unknown
 
 #: What a row may say, and the names of columns that are understood without being told.
 PARTS = ("arm", "seed", "step", "task", "problem", "sample", "score", "of", "family")
+#: A number in the id or text of a problem.
+NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 #: How a curve becomes one number of its run.
 Rule = Literal["end", "area", "best"]
 
@@ -21,8 +23,9 @@ class Choice:
       columns: Which column says what, as in arm=model,seed=run,problem=id,sample=k,score=correct.
         Further parts: step, task, family, and of (then the score is a count of right answers).
       where: Read only rows with these values, as in filter=strict-match.
-      cluster: Column that names the family of a problem, or a sign such as -: then the part of its
-        id before the last such sign is its family. Families are the independent units of all tests.
+      cluster: Column that names the family of a problem; or a sign such as -: then the part of its
+        id before the last such sign is its family; or numbers: then ids that differ only in their
+        numbers are one family. Families are the independent units of all tests.
       right: Score from which on an answer is right; scores are shares from 0 to 1 when unset.
       curve: Compare this curve of TensorBoard, wandb or tables, one log for each run.
       by: What is compared of a curve, or of scores at several steps; name it before you look.
@@ -55,13 +58,15 @@ class Choice:
         return _pairs(self.where, "where")
 
     @cached_property
-    def sign(self) -> str:
-        """The sign that ends the family in an id; empty where a column names it."""
-        return self.cluster if re.fullmatch(r"[^\w\s]+|_", self.cluster) else ""
+    def in_ids(self) -> bool:
+        """Whether the ids tell the family, and no column."""
+        return re.fullmatch(r"[^\w\s]+|_|numbers", self.cluster) is not None
 
     def family_of(self, problem: str) -> str:
-        """What an id has before its last sign; the id itself where it has none."""
-        return problem.rpartition(self.sign)[0] or problem
+        """What an id has before the last sign, or without its numbers; else the id itself."""
+        if self.cluster == "numbers":
+            return NUMBER.sub("#", problem)
+        return problem.rpartition(self.cluster)[0] or problem
 
 
 def _pairs(text: str, option: str) -> dict[str, str]:

@@ -258,7 +258,7 @@ def _columns(path: Path, form: Form, row: Row, choice: Choice) -> dict[str, str]
         if any(name in row for name in names)
     }
     named = {**choice.column_of}
-    if choice.cluster and not choice.sign:
+    if choice.cluster and not choice.in_ids:
         named["family"] = choice.cluster
     if form.score is not None:
         named.pop("score", None)

@@ -103,7 +103,7 @@ def runs_of(rows: Iterable[Score], choice: Choice) -> list[Run]:
             doubled[run] = doubled.get(run, 0) + 1
             continue
         samples[sample] = row.score
-        if family := choice.family_of(row.problem) if choice.sign else row.family:
+        if family := choice.family_of(row.problem) if choice.in_ids else row.family:
             families.setdefault(row.task, {})[row.problem] = family
     if answers and points:
         raise ValueError("some rows have a problem and others have none; give them one by one.")
@@ -244,17 +244,17 @@ def _run(arm: str, seed: object, evaluations: Sequence[Evaluation], remarks: Seq
 
 
 def in_families(run: Run, choice: Choice) -> Run:
-    """A run of our own whose problems come in families, by the sign in their ids.
+    """A run of our own whose problems come in families, by their ids.
 
     Raises:
       ValueError: a column is named, which run directories do not have.
     """
     if not choice.cluster:
         return run
-    if not choice.sign:
+    if not choice.in_ids:
         raise ValueError(
             f"{run.path} has no column {choice.cluster!r}: of run directories, --cluster is the "
-            "sign that ends the family in an id, such as --cluster=-."
+            "sign that ends the family in an id, such as --cluster=-, or --cluster numbers."
         )
     evaluations = []
     for one in run.evaluations:

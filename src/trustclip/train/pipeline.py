@@ -156,10 +156,12 @@ def without_copies(summary: Mapping[str, Any]) -> str:
 
 
 def conclude_scores(folder: Path, console: Console) -> None:
-    """Say at the end of a run that its score fell, or that its constraint did nothing."""
+    """Say at the end of a run what its gate did, and whether its score fell."""
     for finding in of_run(read_run(folder)):
         if finding.subject in ("gate", "scores") and finding.troubles:
             warn(console, finding.sentence)
+        elif finding.kind == "gate/acted":
+            announce(console, finding.sentence)
 
 
 #: What each model of a demo is.
@@ -179,7 +181,7 @@ def demo(settings: DemoSettings, console: Console) -> RunDirectory:
     folder = settings.output_dir or Path(by_first(lambda: str(_free_folder(default, settings))))
     announce(console, f"{_POLICIES[settings.model]} learns sums under {method.name}, in {folder}")
     run = run_recipe(demo_recipe(settings, folder), console)
-    for command, note in (("explain", "what the gate did"), ("report", "a page with figures")):
+    for command, note in (("explain", "all that it did"), ("report", "a page with figures")):
         announce(console, f"next: trustclip {command} {folder}   # {note}")
     return run
 

@@ -102,7 +102,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
     share_prompts: bool | None = _option(None, "One pass over each prompt; None: where it pays.")
     whole_groups: bool = _option(False, "Keep the completions of a prompt in one update.")
     skip_zero_advantage: bool = _option(True, "Skip completions that cannot change the policy.")
-    gradient_checkpointing: bool | None = _option(None, "As in TRL; None: by the memory.")  # pyright: ignore[reportIncompatibleVariableOverride]
+    gradient_checkpointing: bool | None = _option(None, "As in TRL; None: by the memory.")
     metrics: _METRICS = _option("brief", "What is logged: brief, or full for every metric.")
     shadows: _Methods | None = config_field("shadows")
     exact_kl_every: int = _option(0, "Log exact KL every n-th generation; 0: never.")
@@ -112,7 +112,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
         named = self.gradient_checkpointing, getattr(self, "activation_checkpointing", None)
         self.checkpoints_unasked = named == (None, None)
         if self.gradient_checkpointing is None:  # TRL's default, until the trainer knows the model
-            self.gradient_checkpointing = named[1] is not False
+            self.gradient_checkpointing = named[1] is not False  # pyright: ignore
         super().__post_init__()
         for name, kinds in (
             ("head", _HEADS),

@@ -72,7 +72,7 @@ class Report:
             ", ".join(results.TITLES.get(t, t) for t in results.tasks_of(self.groups)),
             _many(max(run.last_step for run in runs), "update"),
         ]
-        return " · ".join(part for part in parts if part)
+        return " · ".join(dict.fromkeys(part for part in parts if part))
 
 
 def _many(count: int, noun: str) -> str:

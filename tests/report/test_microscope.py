@@ -1,6 +1,5 @@
 """The microscope in a browser: files of other programs, shares and thresholds as Python's."""
 
-import gzip
 import html
 import json
 import re
@@ -71,69 +70,16 @@ def written(folder: Path) -> dict[str, tuple[Path, int]]:
          "score": float(i % 2), "step": 3, "acc": True}
         for i in range(6)
     ]  # fmt: skip
-    document = {
-        "model": "none",
-        "groups": [
-            {
-                "prompt": "1 + 1?",
-                "completions": [
-                    {
-                        "reward": row.reward,
-                        "advantage": float(row.advantage[0]),
-                        "tokens": [
-                            {"token": text, "logprob": new, "old_logprob": old}
-                            for text, new, old in zip(
-                                given["token"], given["logp"], given["logp_old"], strict=True
-                            )
-                        ],
-                    }
-                    for row, given in zip(rows, own, strict=True)
-                ],
-            }
-        ],
-    }
-
-    responses = [
-        {
-            "id": f"step3_p0_sample{row.index}",
-            "reward": row.reward,
-            "advantage": 0.0,
-            "response_text": "".join(given["token"]),
-            "tokens": {
-                "ids": given["token_id"],
-                "strings": given["token"],
-                "log_probs": given["logp"],
-                "old_log_probs": given["logp_old"],
-                "advantages": given["advantage"],
-                "ref_log_probs": given["logp_old"],
-            },
-        }
-        for row, given in zip(rows, own, strict=True)
-    ]
-    header = {"algorithm": "ppo", "totalSteps": 1}
-    step = {"step": 3, "metrics": {"reward": 0.5}}
-    step["prompts"] = [{"prompt": "1 + 1?", "responses": responses}]
-    whole = {"header": header, "entries": [{"step": 2, "metrics": {}}, step]}
-    (folder / "unipo.json").write_text(json.dumps(whole, indent=1), encoding="utf-8")
 
     def lines(name: str, given: list[dict]) -> Path:
         path = folder / name
         path.write_text("\n".join(map(json.dumps, given)) + "\n", encoding="utf-8")
         return path
 
-    (folder / "document.json").write_text(json.dumps(document), encoding="utf-8")
-    (folder / "own.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, own)).encode()))
     return {
         "own": (lines("own.jsonl", own), length),
-        "packed": (folder / "own.jsonl.gz", length),
         "prime-rl": (lines("rank_0.jsonl", list(map(prime_rl, rows))), length),
         "verl": (lines("3.jsonl", verl), 0),
-        "document": (folder / "document.json", length),
-        "UNIPO": (folder / "unipo.json", length),
-        "UNIPO's lines": (
-            lines("unipo.jsonl", [{"type": "header", **header}, {"type": "step", **step}]),
-            length,
-        ),
     }
 
 
@@ -155,10 +101,9 @@ def test_files_of_every_program_are_read(tmp_path) -> None:
     for name, (path, length) in given.items():
         (run,) = views([(name, path)])["runs"]
         assert len(run["rows"]) == 6 and run["rows"][0]["length"] == length, name
-    verl, unipo = (views([("", given[name][0])])["runs"][0]["rows"] for name in ("verl", "UNIPO"))
+    verl = views([("", given["verl"][0])])["runs"][0]["rows"]
     assert verl[1] | {"problem": "user\n1 + 1?\nassistant\n", "gold": "2", "update": 3} == verl[1]
     assert (verl[1]["said"], verl[1]["reward"]) == ("<b>2</b>", 1.0)
-    assert unipo[0]["problem"] == "1 + 1?"
     completions = views([("trl", trl(tmp_path / "completions_00003.parquet"))])["runs"][0]["rows"]
     assert [row["reward"] for row in completions] == [0.0, 1.0, 0.0, 1.0]
     assert (completions[2]["problem"], completions[2]["said"]) == ("2 + 2?", "<i>2</i>")
@@ -184,13 +129,9 @@ def test_the_command_puts_several_files_into_one_page(tmp_path, tokens) -> None:
 def test_a_wrong_file_is_named_with_what_was_expected(tmp_path, capsys) -> None:
     cases = {
         "other.jsonl": ('{"loss": 1.0, "lr": 2}\n', "other.jsonl holds no completion"),
-        "short.jsonl": (
-            '{"logprobs": [-1.0, -2.0], "advantages": [1.0]}\n',
-            "completion 1: `advantage` has the shape [1], `logp` has 2 tokens",
-        ),
-        "torn.jsonl": ('{"completion": "a"}\n{"log', "torn.jsonl is neither JSON"),
-        "notes.txt": ("dear diary", "notes.txt is neither JSON, JSON lines nor Parquet"),
-        "empty.json": ("[]", "empty.json holds no completion"),
+        "torn.jsonl": ('{"completion": "a"}\n{"log', "torn.jsonl, line 2: this is no JSON object"),
+        "notes.txt": ("dear diary", "expected JSON lines or Parquet"),
+        "empty.jsonl": ("", "empty.jsonl holds no completion"),
         "none.json": (None, "none.json: there is no such file"),
     }
     for name, (text, wanted) in cases.items():

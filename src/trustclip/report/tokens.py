@@ -181,10 +181,10 @@ def _view(path: Path, name: str, texts: Texts, content: bytearray, share: int) -
 
 
 def _completions(path: Path) -> Iterator[tuple[TokenRow | None, dict[str, Any]]]:
-    """Each completion of a run, of a file of tokens, or of a file of another program."""
+    """Each completion of a run, of a file of tokens, or of texts that another program wrote."""
     if not _has_tokens(path):
-        for tokens, about in completions(path):
-            yield tokens, {**_NOTHING, **about} if tokens is None else about
+        for about in completions(path):
+            yield None, {**_NOTHING, **about}
         return
     (source,) = sources([path])
     problems = problems_in(path) if source != path else {}

@@ -49,7 +49,7 @@ class Microscope:
 
     files: Argument[tuple[Path, ...]] = ()
     """Files of tokens (.parquet, .jsonl), run directories, prime-rl's token export, TRL's
-    completions, verl's rollouts, UNIPO's steps; without one, a sample."""
+    completions, verl's rollouts; without one, a sample."""
     out: Annotated[Path, Also(("-o",))] = Path("microscope.html")
     """File of the page."""
     open: bool = False

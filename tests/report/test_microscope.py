@@ -5,8 +5,6 @@ import json
 import re
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import token_files
 from browser import opened, wait
@@ -65,11 +63,6 @@ def written(folder: Path) -> dict[str, tuple[Path, int]]:
     """A file of each program: where it is, and tokens of its first row."""
     rows = token_files.made(6)
     own, length = [row.to_dict() for row in rows], len(rows[0].logp)
-    verl = [
-        {"input": f"user\n{i} + 1?\nassistant\n", "output": f"<b>{i + 1}</b>", "gts": str(i + 1),
-         "score": float(i % 2), "step": 3, "acc": True}
-        for i in range(6)
-    ]  # fmt: skip
 
     def lines(name: str, given: list[dict]) -> Path:
         path = folder / name
@@ -79,21 +72,7 @@ def written(folder: Path) -> dict[str, tuple[Path, int]]:
     return {
         "own": (lines("own.jsonl", own), length),
         "prime-rl": (lines("rank_0.jsonl", list(map(prime_rl, rows))), length),
-        "verl": (lines("3.jsonl", verl), 0),
     }
-
-
-def trl(path: Path) -> Path:
-    """TRL's ``completions_00003.parquet``."""
-    table = {
-        "step": [3] * 4,
-        "prompt": [[{"role": "user", "content": "2 + 2?"}]] * 4,
-        "completion": [[{"role": "assistant", "content": f"<i>{i}</i>"}] for i in range(4)],
-        "accuracy_reward": [0.0, 1.0, 0.0, 1.0],
-        "advantage": [-1.0, 1.0, -1.0, 1.0],
-    }
-    pq.write_table(pa.table(table), path)
-    return path
 
 
 def test_files_of_every_program_are_read(tmp_path) -> None:
@@ -101,38 +80,28 @@ def test_files_of_every_program_are_read(tmp_path) -> None:
     for name, (path, length) in given.items():
         (run,) = views([(name, path)])["runs"]
         assert len(run["rows"]) == 6 and run["rows"][0]["length"] == length, name
-    verl = views([("", given["verl"][0])])["runs"][0]["rows"]
-    assert verl[1] | {"problem": "user\n1 + 1?\nassistant\n", "gold": "2", "update": 3} == verl[1]
-    assert (verl[1]["said"], verl[1]["reward"]) == ("<b>2</b>", 1.0)
-    completions = views([("trl", trl(tmp_path / "completions_00003.parquet"))])["runs"][0]["rows"]
-    assert [row["reward"] for row in completions] == [0.0, 1.0, 0.0, 1.0]
-    assert (completions[2]["problem"], completions[2]["said"]) == ("2 + 2?", "<i>2</i>")
 
 
 def test_the_command_puts_several_files_into_one_page(tmp_path, tokens) -> None:
-    given = written(tmp_path)
+    other = written(tmp_path)["prime-rl"][0]
     out = tmp_path / "page.html"
-    paths = [str(tokens), str(given["verl"][0])]
-    assert main(["microscope", *paths, "-o", str(out)]) == 0
+    assert main(["microscope", str(tokens), str(other), "-o", str(out)]) == 0
     with opened(out) as tab:
         wait(tab, READY)
         assert tab.inner_text("#token-status") == "30 of 30 completions."
-        tab.select_option("[name=run]", label=given["verl"][0].name)
+        tab.select_option("[name=run]", label=other.name)
         wait(tab, "document.querySelector('#token-status').innerText.startsWith('6 of')")
-        # a rollout of verl is a text: it stays one, beside problem and gold answer
-        assert tab.inner_text("#token-text").startswith("<b>")
-        assert tab.inner_text("#token-gold .text") == "1"
-        assert "0 + 1?" in tab.inner_text("#token-problem .text")
-        assert "nothing to colour" in tab.inner_text("main")
 
 
 def test_a_wrong_file_is_named_with_what_was_expected(tmp_path, capsys) -> None:
     cases = {
-        "other.jsonl": ('{"loss": 1.0, "lr": 2}\n', "other.jsonl holds no completion"),
-        "torn.jsonl": ('{"completion": "a"}\n{"log', "torn.jsonl, line 2: this is no JSON object"),
-        "notes.txt": ("dear diary", "expected JSON lines or Parquet"),
-        "empty.jsonl": ("", "empty.jsonl holds no completion"),
-        "none.json": (None, "none.json: there is no such file"),
+        "other.jsonl": ('{"loss": 1.0, "lr": 2}\n', "other.jsonl begins with loss, lr: no log"),
+        "short.jsonl": (
+            '{"logp": [-1.0, -2.0], "advantage": [1.0]}\n',
+            "`advantage` has the shape [1], `logp` has 2 tokens",
+        ),
+        "notes.txt": ("dear diary", "notes.txt is no log that can be read"),
+        "none.json": (None, "none.json: there are no tokens, and no such file"),
     }
     for name, (text, wanted) in cases.items():
         if text is not None:

@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 from trustclip.constraints.base import Method
 from trustclip.constraints.loss import gradient
 from trustclip.constraints.registry import method
-from trustclip.logs.recognise import holds_tokens, token_rows
+from trustclip.logs.recognise import token_rows
 from trustclip.logs.samples import problem_of, problem_texts, shards, whole
-from trustclip.logs.tokens import REQUIRED, TokenRow, token_batch
+from trustclip.logs.tokens import TokenRow, token_batch
 from trustclip.logs.watched import sources
-from trustclip.report.foreign import completions
 from trustclip.stats.lift import Lifts
-from trustclip.support import parquet
 from trustclip.support.jsonl import scan
 
 #: Methods whose gate is computed on the tokens of any run, at the defaults of their papers.
@@ -160,7 +158,7 @@ def views(named: Sequence[tuple[str, Path]]) -> dict[str, Any]:
 
 def _view(path: Path, name: str, texts: Texts, content: bytearray, share: int) -> dict[str, Any]:
     places, total = max(MAX_COMPLETIONS // share, 1), 0
-    chosen: list[tuple[int, tuple[TokenRow | None, dict[str, Any]]]] = []
+    chosen: list[tuple[int, tuple[TokenRow, dict[str, Any]]]] = []
     random = np.random.default_rng(0)
     for row in _completions(path):
         # Each completion ends up in the page with the same probability, in one pass.
@@ -171,41 +169,21 @@ def _view(path: Path, name: str, texts: Texts, content: bytearray, share: int) -
     chosen.sort(key=lambda pair: pair[0])
     room, rows = MAX_TOKENS // share, []
     for _, (row, about) in chosen:
-        room -= 0 if row is None else len(row.logp)
+        room -= len(row.logp)
         if room < 0:
             break
-        if row is not None:
-            content += _pack(row, texts)
-        rows.append(about if row is None else _facts(row) | about)
+        content += _pack(row, texts)
+        rows.append(_facts(row) | about)
     return {"name": name, "total": total, "rows": rows}
 
 
-def _completions(path: Path) -> Iterator[tuple[TokenRow | None, dict[str, Any]]]:
-    """Each completion of a run, of a file of tokens, or of texts that another program wrote."""
-    if not _has_tokens(path):
-        for about in completions(path):
-            yield None, {**_NOTHING, **about}
-        return
+def _completions(path: Path) -> Iterator[tuple[TokenRow, dict[str, Any]]]:
+    """Each completion of a run or of a file of tokens, and what it is about."""
     (source,) = sources([path])
     problems = problems_in(path) if source != path else {}
     for row in token_rows(source):
         problem, gold = problems.get((row.generated, row.index), (None, None))
         yield row, {"problem": problem, "gold": gold}
-
-
-#: What the page asks of each completion, of one without tokens.
-_NOTHING = {"generated": None, "index": None, "group": None, "length": 0, "has": []}
-
-
-def _has_tokens(path: Path) -> bool:
-    if path.is_dir():
-        return True
-    if path.suffix == ".parquet" and path.is_file():
-        return set(REQUIRED) <= set(parquet.columns(path))
-    try:
-        return holds_tokens(path)
-    except (ValueError, OSError):
-        return False
 
 
 def problems_in(run: Path) -> dict[tuple[Any, Any], tuple[str, str | None]]:

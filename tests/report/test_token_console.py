@@ -10,10 +10,8 @@ from rich.console import Console
 from synthetic_runs import Spec, make_run
 
 from trustclip.cli.main import main
-from trustclip.report.console import explain
 from trustclip.report.token_console import print_tokens
 from trustclip.report.tokens import OWN, judgements
-from trustclip.support.jsonl import append_jsonl
 
 
 def printed(path, color=None, **options):
@@ -45,23 +43,6 @@ def test_of_one_update_the_first(path):
     assert "update 11, sampled after update " in text
     with pytest.raises(ValueError, match=r"no tokens of update 12; recorded: 1, 11, 21\."):
         printed(path, update=12)
-
-
-def test_explain_gives_a_completion_the_numbers_that_it_has_here(path, tmp_path, capsys):
-    run = make_run(tmp_path / "run", Spec({"name": "clip", "epsilon": 0.1}, steps=21, every=21))
-    token_files.write(run / "tokens" / "update-000021.parquet")
-    last = [item for item in judgements(run) if item.row.update == 21]
-    shares = {"gated": [item.share(OWN) for item in last]}
-    for name in ("generated", "index"):
-        shares[name] = [getattr(item.row, name) for item in last]
-    append_jsonl(run / "gates.jsonl", [{"step": 21, **shares}])
-    said = "\n".join(explain(run))
-    named = re.search(r"was number (\d+) of the generation after update (\d+): (\S+) %", said)
-    assert named is not None and "were cut in update 21." in said
-    index, generated, share = named.groups()
-    text = printed(run, update=21, worst=True, count=1, constraint=OWN)
-    assert f"update 21, sampled after update {generated}, number {index}, " in text
-    assert f", {share} % cut by " in text
 
 
 def test_the_updates_of_another_trainers_export_are_named():

@@ -2,8 +2,10 @@
 
 import base64
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,6 @@ from trustclip.logs.recognise import token_rows
 from trustclip.logs.samples import problem_of, problem_texts, shards, whole
 from trustclip.logs.tokens import TokenRow, token_batch
 from trustclip.logs.watched import sources
-from trustclip.stats.lift import Lifts
 from trustclip.support.jsonl import scan
 
 #: Methods whose gate is computed on the tokens of any run, at the defaults of their papers.
@@ -92,42 +93,30 @@ def strings(row: TokenRow) -> Sequence[str]:
 class CutStrings:
     """Which strings each constraint cuts, over all completions that were added."""
 
-    _numbers: dict[str, int] = field(default_factory=dict)
-    _lifts: dict[str, Lifts] = field(default_factory=dict)
+    every: Counter[str] = field(default_factory=Counter)
+    cut: dict[str, Counter[str]] = field(default_factory=dict)
 
     def add(self, item: Judgement) -> None:
-        """Add a completion."""
-        mask = item.row.mask
-        texts = [text for text, counts in zip(strings(item.row), mask, strict=True) if counts]
-        numbers = [self._numbers.setdefault(text, len(self._numbers)) for text in texts]
-        there, place, sizes = np.unique(
-            np.asarray(numbers, dtype=np.int64), return_inverse=True, return_counts=True
-        )
+        """Add the tokens of a completion that count."""
+        texts = strings(item.row)
+        self.every.update(compress(texts, item.row.mask))
         for name in item.kept:
-            cut = item.cut(name)[mask]
-            hits = np.bincount(place, weights=cut, minlength=len(there)).astype(np.int64)
-            self._lifts.setdefault(name, Lifts()).add(there, sizes, hits)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that count."""
-        return max((lifts.items for lifts in self._lifts.values()), default=0)
+            self.cut.setdefault(name, Counter()).update(compress(texts, item.cut(name)))
 
     def share(self, name: str) -> float:
         """Share of all tokens that a constraint has cut."""
-        return self._lifts[name].share
+        return self.cut[name].total() / max(self.every.total(), 1)
 
-    def most_cut(self, name: str, count: int = MAX_STRINGS) -> list[list[Any]]:
-        """[string, tokens, cut ones, lift, its low and high bound or None] of the most cut."""
-        lifts, texts = self._lifts[name], list(self._numbers)
-        rows = []
-        for number in lifts.most_hit(count):
-            lift = lifts.lift(number)
-            bounds = [None if np.isnan(b) else b for b in (lift.low, lift.high)]
-            rows.append(
-                [texts[number], lifts.size(number), lifts.hits(number), lift.value, *bounds]
-            )
-        return rows
+    def most_cut(self, name: str, count: int = MAX_STRINGS) -> list[tuple[str, int, int, float]]:
+        """(string, its tokens, those cut, lift) of the most cut.
+
+        The lift is the cut share of its tokens over that of all tokens.
+        """
+        rows = self.cut[name].most_common(count)
+        return [
+            (text, self.every[text], hits, hits / self.every[text] / self.share(name))
+            for text, hits in rows
+        ]
 
 
 #: Numbers of the texts of tokens in the page, by text and id (-1 where none was recorded): each is

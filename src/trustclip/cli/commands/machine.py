@@ -140,8 +140,7 @@ def _report_verdict(pairs: "Pairs", length: int = 0, method: "Method | None" = N
     if not length and pairs.position is not None:
         length = int(pairs.position.max()) + 1
     if verdict.name in damage.ADDS_UP and length:
-        for text in damage.sentences(pairs, length):
-            say(text)
+        say(damage.sentence(pairs, length))
     if method is not None and (tight := damage.too_tight(method, pairs, length)):
         say(tight.sentence)
         return 1

@@ -350,8 +350,10 @@ def test_a_gap_called_detectable_is_found_in_four_of_five_trials(seeds, same_see
 def test_the_number_of_seeds_for_a_stated_gap_has_the_promised_power():
     rng = np.random.default_rng(1)
     pilots = [two_methods(rng, 8, 40, 0.0) for _ in range(60)]
-    weights = np.full(40, 1 / 40)
-    spreads = [spread_of(a.right / a.total, b.right / b.total, weights) for a, b in pilots]
+    spreads = [
+        spread_of((a.right / a.total).mean(axis=1), (b.right / b.total).mean(axis=1))
+        for a, b in pilots
+    ]
     seeds = int(np.median([seeds_for(spread.std, 0.05) for spread in spreads]))
     assert 8 < seeds < 30
     trials = [two_methods(rng, seeds, 40, 0.05) for _ in range(200)]

@@ -4,9 +4,6 @@ import csv
 import io
 import unicodedata
 from collections.abc import Iterator, Sequence
-from math import inf
-
-import torch
 
 from trustclip.findings.comparison import Compared
 from trustclip.findings.facts import ROUNDING
@@ -185,37 +182,6 @@ def p_text(p: float | None) -> str:
       ('0.041', '< 0.001', '-')
     """
     return "-" if p is None or p != p else "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-#: Old probabilities at which an interval that depends on them is listed.
-P_OLDS = (0.01, 0.5)
-
-
-def interval_table(groups: Sequence[Group]) -> Table | None:
-    """The ratio interval of every method that has one."""
-    rows: list[TableRow] = []
-    for group in {g.label: g for g in groups}.values():
-        rows += _interval_rows(group)
-    if not rows:
-        return None
-    notes = ["The gate never closes for a ratio inside the interval."]
-    if any(row.note for row in rows):
-        notes.append("Intervals that depend on the token are given at two old probabilities p.")
-    head = [("", ["lowest ratio", "highest ratio"])]
-    return Table("intervals", "Ratio intervals", "method", head, rows, notes)
-
-
-def _interval_rows(group: Group) -> Iterator[TableRow]:
-    bounds = group.interval() or group.interval(torch.tensor(P_OLDS, dtype=torch.float64)) or ()
-    lists = [torch.as_tensor(bound).reshape(-1).tolist() for bound in bounds]
-    for i, ends in enumerate(zip(*lists, strict=True)):
-        note = f"p = {P_OLDS[i]:g}" if len(lists[0]) > 1 else ""
-        cells = [Cell(_ratio(end)) for end in ends]
-        yield TableRow(group.label, cells, note=note, series=group.series)
-
-
-def _ratio(end: float) -> str:
-    return "∞" if end == inf else f"{end:.4f}" if end < 1e4 else f"{end:.3g}"
 
 
 def worst_table(groups: Sequence[Group]) -> Table | None:

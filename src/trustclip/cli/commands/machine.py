@@ -29,8 +29,8 @@ class Doctor:
     """Micro-batches per update."""
     method: str = "atr"
     """Name of the constraint."""
-    verl: Annotated[tuple[str, ...], Metavar("ARGUMENT")] = ()
-    """Check a configuration of verl, given as verl takes it: the arguments of its trainer."""
+    verl: Annotated[tuple[str, ...], Metavar("FILE.yaml")] = ()
+    """Check a configuration of verl, resolved: its trainer prints it with --cfg job --resolve."""
     distributed: Annotated[tuple[str, ...], Metavar("RECIPE")] = ()
     """Check the processes of a job, started by the launcher that will train, against a recipe or
     against options: trustclip doctor --distributed --help."""

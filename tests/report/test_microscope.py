@@ -3,7 +3,6 @@
 import html
 import json
 import re
-from pathlib import Path
 
 import pytest
 import token_files
@@ -16,7 +15,6 @@ from trustclip.constraints.shadow import label
 from trustclip.logs.tokens import TokenRow
 from trustclip.logs.watched import watch
 from trustclip.report.microscope import token_page
-from trustclip.report.tokens import views
 
 READY = "document.documentElement.dataset.tokens === 'ready'"
 
@@ -59,32 +57,9 @@ def prime_rl(row: TokenRow) -> dict:
     }
 
 
-def written(folder: Path) -> dict[str, tuple[Path, int]]:
-    """A file of each program: where it is, and tokens of its first row."""
-    rows = token_files.made(6)
-    own, length = [row.to_dict() for row in rows], len(rows[0].logp)
-
-    def lines(name: str, given: list[dict]) -> Path:
-        path = folder / name
-        path.write_text("\n".join(map(json.dumps, given)) + "\n", encoding="utf-8")
-        return path
-
-    return {
-        "own": (lines("own.jsonl", own), length),
-        "prime-rl": (lines("rank_0.jsonl", list(map(prime_rl, rows))), length),
-    }
-
-
-def test_files_of_every_program_are_read(tmp_path) -> None:
-    given = written(tmp_path)
-    for name, (path, length) in given.items():
-        (run,) = views([(name, path)])["runs"]
-        assert len(run["rows"]) == 6 and run["rows"][0]["length"] == length, name
-
-
 def test_the_command_puts_several_files_into_one_page(tmp_path, tokens) -> None:
-    other = written(tmp_path)["prime-rl"][0]
-    out = tmp_path / "page.html"
+    other, out = tmp_path / "rank_0.jsonl", tmp_path / "page.html"
+    other.write_text("\n".join(json.dumps(prime_rl(row)) for row in token_files.made(6)) + "\n")
     assert main(["microscope", str(tokens), str(other), "-o", str(out)]) == 0
     with opened(out) as tab:
         wait(tab, READY)

@@ -112,10 +112,9 @@ class CutStrings:
 
         The lift is the cut share of its tokens over that of all tokens.
         """
-        rows = self.cut[name].most_common(count)
         return [
             (text, self.every[text], hits, hits / self.every[text] / self.share(name))
-            for text, hits in rows
+            for text, hits in self.cut[name].most_common(count)
         ]
 
 

@@ -62,8 +62,7 @@ def rows(
         for part, size in (part for batch in batches for part in _parts(batch)):
             if size > MOST_BYTES:
                 raise ValueError(
-                    f"{path}: one row takes more than {MOST_BYTES >> 20} MiB, the most that is "
-                    "read."
+                    f"{path}: a row takes more than {MOST_BYTES >> 20} MiB, the most that is read."
                 )
             yield from _written_out(path, part)
     except (pa.ArrowException, MemoryError, OSError) as error:

@@ -51,7 +51,7 @@ Answers = list[list[list[int]]]
 
 def read_runs(path: Path) -> list[Run]:
     """The runs of the committed table."""
-    return [_run(path, row) for row in parquet.rows(path, kept=True)]
+    return [_run(path, row) for row in parquet.rows(path)]
 
 
 def _run(path: Path, row: Mapping[str, Any]) -> Run:

@@ -1,7 +1,6 @@
 """What strangers send (`malicious`): nothing runs, nothing leaks, and one message says so."""
 
 import contextlib
-import csv
 import os
 import re
 import sys
@@ -82,10 +81,6 @@ def test_files_of_a_report_obey_nobody(folder, capsys):
     assert not [tag for tag in loaded if "http:" in tag or "https:" in tag]
     assert "alert(1)</script>" not in page and "<img src=http" not in page
     assert "<script>" not in files["tables.md"] and "\\input{" not in files["tables.tex"]
-    cells = [cell for row in csv.reader(files["tables.csv"].splitlines()) for cell in row]
-    # The full width forms of the signs are the signs to a spreadsheet.
-    assert any("\uff1d=HYPERLINK" in cell for cell in cells)
-    assert not [cell for cell in cells if cell[:1] in tuple("=+@\t\r\uff1d")]
 
 
 def test_every_promise_names_tests_that_there_are():

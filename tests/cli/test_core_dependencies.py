@@ -159,7 +159,6 @@ ANSWERS = {
     "doctor": None,
     "doctor --distributed": "train",
     "doctor --sampler recipe.yaml": "train",
-    "doctor --verl a.b=1": "verl",
 }
 SUITE = """\
 name: core

@@ -220,3 +220,7 @@ def test_a_file_that_grows_without_bound_is_refused(tmp_path, capsys):
     for name, why in (("bomb.yaml", "aliases written out"), ("large.yaml", "larger than 4 MiB")):
         assert main(["doctor", "--verl", str(tmp_path / name)]) == 2
         assert why in capsys.readouterr().err
+    (tmp_path / "open.yaml").write_text("defaults: [actor]", "utf-8")
+    for given in (["a.b=1"], [str(tmp_path / "open.yaml")], []):
+        assert main(["doctor", "--verl", *given]) == 2
+        assert "--cfg job --resolve" in capsys.readouterr().err

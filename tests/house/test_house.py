@@ -294,7 +294,6 @@ _OPENS = {
     ("logs/verl.py", "iterdir"): "what is no file of the folder is passed over",
     ("logs/score_files.py", "glob"): "files of scores, those that links lead outside passed over",
     ("logs/score_curves.py", "glob"): "folders of logs, those that links lead outside passed over",
-    ("report/compared.py", "read_bytes"): "a figure that was just drawn",
     ("logs/reader.py", "glob"): "names for a message, and whether there is any",
     ("findings/live/recorder.py", "loads"): "its own text",
 }

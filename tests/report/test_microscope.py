@@ -1,13 +1,9 @@
 """The microscope in a browser: files of other programs, shares and thresholds as Python's."""
 
-import gzip
 import html
 import json
 import re
-from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import token_files
 from browser import opened, wait
@@ -19,7 +15,6 @@ from trustclip.constraints.shadow import label
 from trustclip.logs.tokens import TokenRow
 from trustclip.logs.watched import watch
 from trustclip.report.microscope import token_page
-from trustclip.report.tokens import views
 
 READY = "document.documentElement.dataset.tokens === 'ready'"
 
@@ -62,136 +57,26 @@ def prime_rl(row: TokenRow) -> dict:
     }
 
 
-def written(folder: Path) -> dict[str, tuple[Path, int]]:
-    """A file of each program: where it is, and tokens of its first row."""
-    rows = token_files.made(6)
-    own, length = [row.to_dict() for row in rows], len(rows[0].logp)
-    verl = [
-        {"input": f"user\n{i} + 1?\nassistant\n", "output": f"<b>{i + 1}</b>", "gts": str(i + 1),
-         "score": float(i % 2), "step": 3, "acc": True}
-        for i in range(6)
-    ]  # fmt: skip
-    document = {
-        "model": "none",
-        "groups": [
-            {
-                "prompt": "1 + 1?",
-                "completions": [
-                    {
-                        "reward": row.reward,
-                        "advantage": float(row.advantage[0]),
-                        "tokens": [
-                            {"token": text, "logprob": new, "old_logprob": old}
-                            for text, new, old in zip(
-                                given["token"], given["logp"], given["logp_old"], strict=True
-                            )
-                        ],
-                    }
-                    for row, given in zip(rows, own, strict=True)
-                ],
-            }
-        ],
-    }
-
-    responses = [
-        {
-            "id": f"step3_p0_sample{row.index}",
-            "reward": row.reward,
-            "advantage": 0.0,
-            "response_text": "".join(given["token"]),
-            "tokens": {
-                "ids": given["token_id"],
-                "strings": given["token"],
-                "log_probs": given["logp"],
-                "old_log_probs": given["logp_old"],
-                "advantages": given["advantage"],
-                "ref_log_probs": given["logp_old"],
-            },
-        }
-        for row, given in zip(rows, own, strict=True)
-    ]
-    header = {"algorithm": "ppo", "totalSteps": 1}
-    step = {"step": 3, "metrics": {"reward": 0.5}}
-    step["prompts"] = [{"prompt": "1 + 1?", "responses": responses}]
-    whole = {"header": header, "entries": [{"step": 2, "metrics": {}}, step]}
-    (folder / "unipo.json").write_text(json.dumps(whole, indent=1), encoding="utf-8")
-
-    def lines(name: str, given: list[dict]) -> Path:
-        path = folder / name
-        path.write_text("\n".join(map(json.dumps, given)) + "\n", encoding="utf-8")
-        return path
-
-    (folder / "document.json").write_text(json.dumps(document), encoding="utf-8")
-    (folder / "own.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, own)).encode()))
-    return {
-        "own": (lines("own.jsonl", own), length),
-        "packed": (folder / "own.jsonl.gz", length),
-        "prime-rl": (lines("rank_0.jsonl", list(map(prime_rl, rows))), length),
-        "verl": (lines("3.jsonl", verl), 0),
-        "document": (folder / "document.json", length),
-        "UNIPO": (folder / "unipo.json", length),
-        "UNIPO's lines": (
-            lines("unipo.jsonl", [{"type": "header", **header}, {"type": "step", **step}]),
-            length,
-        ),
-    }
-
-
-def trl(path: Path) -> Path:
-    """TRL's ``completions_00003.parquet``."""
-    table = {
-        "step": [3] * 4,
-        "prompt": [[{"role": "user", "content": "2 + 2?"}]] * 4,
-        "completion": [[{"role": "assistant", "content": f"<i>{i}</i>"}] for i in range(4)],
-        "accuracy_reward": [0.0, 1.0, 0.0, 1.0],
-        "advantage": [-1.0, 1.0, -1.0, 1.0],
-    }
-    pq.write_table(pa.table(table), path)
-    return path
-
-
-def test_files_of_every_program_are_read(tmp_path) -> None:
-    given = written(tmp_path)
-    for name, (path, length) in given.items():
-        (run,) = views([(name, path)])["runs"]
-        assert len(run["rows"]) == 6 and run["rows"][0]["length"] == length, name
-    verl, unipo = (views([("", given[name][0])])["runs"][0]["rows"] for name in ("verl", "UNIPO"))
-    assert verl[1] | {"problem": "user\n1 + 1?\nassistant\n", "gold": "2", "update": 3} == verl[1]
-    assert (verl[1]["said"], verl[1]["reward"]) == ("<b>2</b>", 1.0)
-    assert unipo[0]["problem"] == "1 + 1?"
-    completions = views([("trl", trl(tmp_path / "completions_00003.parquet"))])["runs"][0]["rows"]
-    assert [row["reward"] for row in completions] == [0.0, 1.0, 0.0, 1.0]
-    assert (completions[2]["problem"], completions[2]["said"]) == ("2 + 2?", "<i>2</i>")
-
-
 def test_the_command_puts_several_files_into_one_page(tmp_path, tokens) -> None:
-    given = written(tmp_path)
-    out = tmp_path / "page.html"
-    paths = [str(tokens), str(given["verl"][0])]
-    assert main(["microscope", *paths, "-o", str(out)]) == 0
+    other, out = tmp_path / "rank_0.jsonl", tmp_path / "page.html"
+    other.write_text("\n".join(json.dumps(prime_rl(row)) for row in token_files.made(6)) + "\n")
+    assert main(["microscope", str(tokens), str(other), "-o", str(out)]) == 0
     with opened(out) as tab:
         wait(tab, READY)
         assert tab.inner_text("#token-status") == "30 of 30 completions."
-        tab.select_option("[name=run]", label=given["verl"][0].name)
+        tab.select_option("[name=run]", label=other.name)
         wait(tab, "document.querySelector('#token-status').innerText.startsWith('6 of')")
-        # a rollout of verl is a text: it stays one, beside problem and gold answer
-        assert tab.inner_text("#token-text").startswith("<b>")
-        assert tab.inner_text("#token-gold .text") == "1"
-        assert "0 + 1?" in tab.inner_text("#token-problem .text")
-        assert "nothing to colour" in tab.inner_text("main")
 
 
 def test_a_wrong_file_is_named_with_what_was_expected(tmp_path, capsys) -> None:
     cases = {
-        "other.jsonl": ('{"loss": 1.0, "lr": 2}\n', "other.jsonl holds no completion"),
+        "other.jsonl": ('{"loss": 1.0, "lr": 2}\n', "other.jsonl begins with loss, lr: no log"),
         "short.jsonl": (
-            '{"logprobs": [-1.0, -2.0], "advantages": [1.0]}\n',
-            "completion 1: `advantage` has the shape [1], `logp` has 2 tokens",
+            '{"logp": [-1.0, -2.0], "advantage": [1.0]}\n',
+            "`advantage` has the shape [1], `logp` has 2 tokens",
         ),
-        "torn.jsonl": ('{"completion": "a"}\n{"log', "torn.jsonl is neither JSON"),
-        "notes.txt": ("dear diary", "notes.txt is neither JSON, JSON lines nor Parquet"),
-        "empty.json": ("[]", "empty.json holds no completion"),
-        "none.json": (None, "none.json: there is no such file"),
+        "notes.txt": ("dear diary", "notes.txt is no log that can be read"),
+        "none.json": (None, "none.json: there are no tokens, and no such file"),
     }
     for name, (text, wanted) in cases.items():
         if text is not None:

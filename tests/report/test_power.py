@@ -58,31 +58,9 @@ def test_the_interval_of_a_pilots_answer_covers() -> None:
     rng, true = np.random.default_rng(3), seeds_for(0.05, 0.04)
     inside = 0
     for _ in range(400):
-        own = spread_of(rng.normal(0, 0.05, (5, 1)), np.zeros((5, 1)), np.ones(1)).interval()
+        own = spread_of(rng.normal(0, 0.05, 5)).interval()
         inside += seeds_for(own.low, 0.04) <= true <= seeds_for(own.high, 0.04)
     assert 0.925 <= inside / 400 <= 0.98  # standard error 1.1 points
-
-
-def test_the_parts_of_the_spread_say_what_more_data_would_do() -> None:
-    """Simulated: runs 0.03, problems x runs 0.2, K = 4 answers, 50 problems."""
-    rng, seeds, problems, k = np.random.default_rng(4), 400, 50, 4
-
-    def scores(problems: int, k: int) -> np.ndarray:
-        chance = 0.5 + rng.normal(0, 0.03, (seeds, 1)) + rng.normal(0, 0.1, (seeds, problems))
-        return rng.binomial(k, np.clip(chance, 0, 1)) / k
-
-    def weights(problems: int) -> np.ndarray:
-        return np.full(problems, 1 / problems)
-
-    share = scores(problems, k)
-    sampling = float((share * (1 - share) / (k - 1)).mean() / problems)
-    found = spread_of(share, None, weights(problems), sampling)
-    for more in ((4, 1), (1, 4)):
-        again = spread_of(
-            scores(problems * more[0], k * more[1]), None, weights(problems * more[0])
-        )
-        assert found.with_more(*more).std == pytest.approx(again.std, rel=0.12)
-    assert found.with_more(4, 1).std < 0.8 * found.std
 
 
 def test_two_spreads_of_runs_are_pooled_by_their_freedom() -> None:

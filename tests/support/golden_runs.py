@@ -48,7 +48,6 @@ DRIFT = {
     "drift/size": 0.002, "drift/signal": 0.038, "drift/share": 0.05, "drift/pull": 3e-4,
     "drift/pull_positive": 2e-4, "drift/pull_negative": 4e-4, "drift/covered": 1.0,
     "shadow/clip/gated": 0.01, "shadow/clip/both": 0.01, "shadow/clip/cosine": 0.99,
-    "shadow/clip/drift/share": 0.07, "shadow/clip/drift/pull": -2e-4,
 }  # fmt: skip
 SCORES = {"mean@2": 0.1, "mean@2/low": 0.05, "mean@2/high": 0.2, "problems": 8, "length": 64}
 

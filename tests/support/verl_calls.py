@@ -18,6 +18,23 @@ from trustclip.engines.verl import TrustclipLossConfig
 CARRIED = {"rollout_is": "token", "rollout_is_threshold": math.inf}
 
 
+def composed(*overrides: str, folder: str = "") -> dict[str, Any]:
+    """verl's configuration under overrides of its entry script; ``folder`` is that of another's."""
+    from hydra import compose, initialize_config_dir, initialize_config_module
+    from omegaconf import OmegaConf
+
+    home = "verl.trainer.config"
+    name = "fully_async_ppo_trainer" if folder else "ppo_trainer"
+    search = [f"hydra.searchpath=[pkg://{home}]"] if folder else []
+    with (
+        initialize_config_dir(folder, version_base=None)
+        if folder
+        else initialize_config_module(home, version_base=None)
+    ):
+        config = compose(name, overrides=[*search, *overrides])
+    return OmegaConf.to_container(config, resolve=True, throw_on_missing=False)  # type: ignore[return-value]
+
+
 def settings_of(method: tc.Method, **correction: Any) -> TrustclipLossConfig:
     given = CARRIED if "logp_rollout" in method.requires else {}
     return TrustclipLossConfig(method=method.to_dict(), rollout_correction={**given, **correction})

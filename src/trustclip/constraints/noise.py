@@ -101,15 +101,7 @@ def cut_by_noise(method: Method, noise: Tensor | float, length: int) -> float:
         generator = torch.Generator().manual_seed(1)
         noise = noise * torch.randn(1 << 16, generator=generator, dtype=torch.float64)
     x = noise.double()[block_sample(length, len(noise))]  # [completions, length]
-    old = torch.full_like(x, -1.0)
-    return cut_share(method, TokenBatch(old + x, old, signs(x), torch.ones_like(x).bool()))
-
-
-def signs(like: Tensor) -> Tensor:
-    """Advantages whose sign alternates over completions. Shape [batch, time]."""
-    return (1.0 - 2.0 * (torch.arange(len(like)) % 2).to(like))[:, None].expand_as(like).clone()
-
-
-def cut_share(method: Method, batch: TokenBatch) -> float:
-    """Share of a batch's tokens that a method cuts."""
-    return 1 - method.surrogate(batch).kept[batch.mask].double().mean().item()
+    old, a = torch.full_like(x, -1.0), torch.ones_like(x)
+    a[1::2] = -1.0  # the sign alternates over completions
+    batch = TokenBatch(old + x, old, a, torch.ones_like(x, dtype=torch.bool))
+    return 1 - method.surrogate(batch).kept.double().mean().item()

@@ -24,7 +24,6 @@ from trustclip.constraints.diagnostics import (
     quadrant,
     ranges,
 )
-from trustclip.constraints.drift import drift_metrics
 from trustclip.constraints.loss import gradients
 from trustclip.constraints.masked import zero_masked
 from trustclip.constraints.registry import as_method
@@ -32,8 +31,6 @@ from trustclip.constraints.registry import as_method
 #: Kinds of tokens by which gated shares are split, in the columns of the sums.
 _P_OLD = tuple(ranges("p_old", P_OLD_EDGES))
 _KINDS = ("all", *QUADRANTS, *_P_OLD)
-#: Metrics of each shadow's drift, where the batch has candidates.
-_DRIFT = ("drift/share", "drift/pull", "drift/pull_positive", "drift/pull_negative")
 
 
 def label(method: Method) -> str:
@@ -155,21 +152,9 @@ class Shadows:
         # Statistics in the batch are those of the acting method.
         pairs = gradients(self.methods, replace(batch, statistics=None))
         outcomes = [(coefficient, kept), *((c, surrogate.kept) for c, surrogate in pairs)]
-        sums = (*_sums(batch, outcomes), self._drift(batch))
+        sums = _sums(batch, outcomes)
         before = self._sums
         self._sums = sums if before is None else tuple(map(torch.add, before, sums))
-
-    def _drift(self, batch: TokenBatch) -> Tensor:
-        """Sums and counts of `_DRIFT` of every shadow. Shape [shadows, metrics, 2]."""
-        size = len(self.methods), len(_DRIFT), 2
-        total = torch.zeros(size, dtype=torch.float64, device=batch.logp.device)
-        if batch.candidates is not None:
-            for i, method in enumerate(self.methods):
-                metrics = drift_metrics(batch, method)
-                for k, name in enumerate(_DRIFT):
-                    if name in metrics:
-                        total[i, k] = torch.stack([part.double() for part in metrics[name]])
-        return total
 
     def state_dict(self) -> dict[str, Any]:
         """The accumulated sums, for a checkpoint."""
@@ -177,10 +162,7 @@ class Shadows:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a `state_dict`; sums of other shadows are dropped."""
-        sums = state["sums"] if state["labels"] == self.labels else None
-        if sums is not None and len(sums) == 3:  # of a release without drifts
-            sums = (*sums, torch.zeros(len(self.methods), len(_DRIFT), 2, dtype=torch.float64))
-        self._sums = sums
+        self._sums = state["sums"] if state["labels"] == self.labels else None
 
     def read(self, reduce: Callable[[Tensor], Tensor] = lambda x: x) -> dict[str, float]:
         """Shares and agreements of all batches added; empty if they held no token.
@@ -190,25 +172,18 @@ class Shadows:
         ``both`` over ``gated``; ``recall``, ``both`` over what the acting method gated;
         ``jaccard``, ``both`` over what either gated; ``cosine`` between the two updates as vectors
         of coefficients; ``gated/QUADRANT``, of all tokens; ``gated/p_old_LOW_HIGH``, of the tokens
-        of that kind; ``both/OTHER`` and ``cosine/OTHER`` with the shadows after it; and where the
-        batches have candidates ``drift/share``, ``drift/pull``, ``drift/pull_positive`` and
-        ``drift/pull_negative`` of `trustclip.constraints.drift.drift_metrics`. A share of nothing
-        is left out. ``reduce`` sums a tensor over ranks, once on every rank.
+        of that kind; ``both/OTHER`` and ``cosine/OTHER`` with the shadows after it. A share of
+        nothing is left out. ``reduce`` sums a tensor over ranks, once on every rank.
         """
         if self._sums is None:
             return {}
         packed = reduce(torch.cat([part.flatten() for part in self._sums])).cpu()
         flat = packed.split([part.numel() for part in self._sums])
-        both, dots, kinds, drift = map(Tensor.view_as, flat, self._sums)
+        both, dots, kinds = map(Tensor.view_as, flat, self._sums)
         metrics = {
             f"shadow/{name}/{key}": value
             for i, name in enumerate(self.labels, start=1)
             for key, value in self._of(i, both, dots, kinds)
-        }
-        metrics |= {
-            f"shadow/{name}/{key}": _ratio(*drift[i, k])
-            for i, name in enumerate(self.labels)
-            for k, key in enumerate(_DRIFT)
         }
         return {name: value for name, value in metrics.items() if not math.isnan(value)}
 

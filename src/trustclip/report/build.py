@@ -6,7 +6,6 @@ from pathlib import Path
 from trustclip.logs.choice import Choice
 from trustclip.logs.recognise import holds_tokens
 from trustclip.logs.score_files import own_paths
-from trustclip.report import results
 from trustclip.report.collect import collect
 from trustclip.report.microscope import token_page
 from trustclip.report.page import drawn, render
@@ -64,7 +63,6 @@ def build(
         "index.html": render(report, title or "Report", saved=True, pictures=pictures),
         "tables.md": "\n".join(markdown(table) for table in report.tables),
         "tables.tex": "% Needs the package booktabs.\n" + "\n".join(map(latex, report.tables)),
-        "tables.csv": results.tidy(report.groups),
     }
     for name, text in texts.items():
         write_text(out / name, text)

@@ -116,7 +116,6 @@ def collect(
         *_for_each(groups, curves.rewards_figure),
     ]
     sweeps = [*swept.swept_figures(groups, by_mean), *swept.sweep_figures(groups)]
-    intervals = _some(results.interval_table(groups))
     reaches = threshold(groups, reaches)
     ways = learning(groups, reaches)
     by_run = differences.findings_by_run(groups)
@@ -130,7 +129,7 @@ def collect(
         by_run=by_run,
         sections=[
             Section("scores", "Scores", _some(plots.forest_figure(groups, by_mean)), tables),
-            Section("constraint", "Constraint", _some(plots.constraint_figure(groups)), intervals),
+            Section("constraint", "Constraint", _some(plots.constraint_figure(groups))),
             Section("training", "Training", training, _some(table_of(groups, ways, reaches))),
             Section("sweep", "Sweep", sweeps),
             Section("budget", "Samples and K", _for_each(groups, budget.budget_figure)),

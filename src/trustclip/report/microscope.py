@@ -77,10 +77,10 @@ def tokens_data(
 
 
 def token_page(paths: Sequence[Path], title: str) -> str:
-    """The microscope, a page for files of tokens or of completions, as HTML.
+    """The microscope, a page for files of tokens, as HTML.
 
-    In it are the files of tokens, run directories, prime-rl's exports, TRL's completions, verl's
-    rollouts and UNIPO's steps of ``paths``; without any, this package's sample.
+    In it are the files of tokens, run directories and prime-rl's exports of ``paths``; without
+    any, this package's sample.
 
     Raises:
       ValueError: a path holds none of these.

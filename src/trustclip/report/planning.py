@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import isinf, isnan, nan
+from math import isinf
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -16,13 +15,9 @@ from trustclip.logs.choice import Choice
 from trustclip.logs.reader import Run
 from trustclip.logs.score_files import read_all
 from trustclip.stats.planning import Spread, pooled, seeds_for, spread_of
-from trustclip.stats.power import sampling_variance
 from trustclip.stats.scores import benchmarks, macro_weights, problem_scores, strata_groups
 from trustclip.support.terminal import print_table
 from trustclip.support.text import title_of
-
-#: What more problems or samples would do: names, and factors of both.
-TRADES = {"seeds": (1, 1), "K x 4": (1, 4), "problems x 4": (4, 1)}
 
 
 @dataclass(frozen=True)
@@ -88,25 +83,21 @@ def _measure(score: str, arms: Sequence[Sequence[Run]]) -> Spread | None:
     many = len(arms[0])
     finals = [run.final for run in every if run.final is not None]
     if number := min(one.number for one in finals):
-        found = np.array([[s["value"]] for one in finals if (s := one.score(None, number))])
+        found = [s["value"] for one in finals if (s := one.score(None, number))]
         theirs = found[many:] if len(arms) > 1 else None
-        return None if score == "area" else spread_of(found[:many], theirs, np.ones(1))
+        return None if score == "area" else spread_of(found[:many], theirs)
     if score == "area":
         counts, strata = tallies([run for run in every if len(learning_curve(run)) > 1])
         if counts is None or len(counts.right) < len(every):
             return None
-        sampling = nan
     else:
         answers, strata = shared_answers(finals)
         if not answers:
             return None
         counts = stats.tally(answers)
-        groups = strata_groups(benchmarks(strata), len(strata))
-        sampling = sampling_variance(counts, groups) * len(arms)
-    scores = problem_scores(counts)
-    theirs = scores[many:] if len(arms) > 1 else None
     weights = macro_weights(strata_groups(benchmarks(strata), len(strata)))
-    return spread_of(scores[:many], theirs, weights, sampling)
+    scores = problem_scores(counts) @ weights  # [runs]
+    return spread_of(scores[:many], scores[many:] if len(arms) > 1 else None)
 
 
 def print_power(
@@ -148,25 +139,20 @@ def print_power(
 
 
 def _table(plans: Sequence[PilotComparison], gap: float, level: float, power: float) -> Table:
-    heads = ("score", "difference", "pilot", "sd, points", *TRADES)
+    heads = ("score", "difference", "pilot", "sd, points", "seeds")
     table = Table(*(Column(head, overflow="fold") for head in heads), box=None, pad_edge=False)
     for one in plans:
         sd = one.spread.interval()
 
         def seeds(std: float, paired: bool = one.spread.paired) -> str:
             count = seeds_for(std, gap, paired=paired, level=level, power=power)
-            return "-" if isnan(count) else "> 100000" if isinf(count) else f"{count:.0f}"
+            return "> 100000" if isinf(count) else f"{count:.0f}"
 
         named = " − ".join(one.names)
         named = named if len(one.names) > 1 else f"two like {named}"
         pilot = f"{one.seeds} {'pairs' if one.spread.paired else 'runs'}"
         cells = [f"{100 * sd.value:.1f} [{100 * sd.low:.1f}, {100 * sd.high:.1f}]"]
-        for problems, samples in TRADES.values():
-            more = one.spread.with_more(problems, samples).std
-            bounds = (
-                f" [{seeds(sd.low)}, {seeds(sd.high)}]" if (problems, samples) == (1, 1) else ""
-            )
-            cells.append(seeds(more) + bounds)
+        cells.append(f"{seeds(sd.value)} [{seeds(sd.low)}, {seeds(sd.high)}]")
         table.add_row(one.score, named, pilot, *cells)
     return table
 
@@ -184,8 +170,4 @@ def _notes(plans: Sequence[PilotComparison]) -> Iterator[str]:
             f"A pilot with {least + 1} seeds hardly knows its standard deviation: plan for the "
             "upper number, or look again after some more seeds, at levels fixed beforehand."
         )
-    yield (
-        "K x 4, problems x 4: seeds with so many times the answers to each problem, or problems, "
-        "by what the pilot's variance between runs, problems and answers says; - where it is "
-        "silent. Area: under the learning curve."
-    )
+    yield "Area: under the learning curve."

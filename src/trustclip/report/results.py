@@ -1,20 +1,13 @@
-"""The tables of a report: scores of every group, intervals, worst tokens."""
+"""The tables of a report: scores of every group, differences, worst tokens."""
 
-import csv
-import io
-import unicodedata
 from collections.abc import Iterator, Sequence
-from math import inf
-
-import torch
 
 from trustclip.findings.comparison import Compared
 from trustclip.findings.facts import ROUNDING
 from trustclip.findings.groups import Estimate, Group, by_setting, names
 from trustclip.findings.sampler import worst_tokens
-from trustclip.logs.reader import in_words
 from trustclip.report.tables import NOTHING, Cell, Table, TableRow
-from trustclip.support.text import bracket, one_line, percent, signed, title_of
+from trustclip.support.text import bracket, percent, signed, title_of
 
 #: Headings of benchmarks, by the name of their task.
 TITLES = {"amc23": "AMC2023", "aime24": "AIME2024", "aime25": "AIME2025"}
@@ -187,37 +180,6 @@ def p_text(p: float | None) -> str:
     return "-" if p is None or p != p else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-#: Old probabilities at which an interval that depends on them is listed.
-P_OLDS = (0.01, 0.5)
-
-
-def interval_table(groups: Sequence[Group]) -> Table | None:
-    """The ratio interval of every method that has one."""
-    rows: list[TableRow] = []
-    for group in {g.label: g for g in groups}.values():
-        rows += _interval_rows(group)
-    if not rows:
-        return None
-    notes = ["The gate never closes for a ratio inside the interval."]
-    if any(row.note for row in rows):
-        notes.append("Intervals that depend on the token are given at two old probabilities p.")
-    head = [("", ["lowest ratio", "highest ratio"])]
-    return Table("intervals", "Ratio intervals", "method", head, rows, notes)
-
-
-def _interval_rows(group: Group) -> Iterator[TableRow]:
-    bounds = group.interval() or group.interval(torch.tensor(P_OLDS, dtype=torch.float64)) or ()
-    lists = [torch.as_tensor(bound).reshape(-1).tolist() for bound in bounds]
-    for i, ends in enumerate(zip(*lists, strict=True)):
-        note = f"p = {P_OLDS[i]:g}" if len(lists[0]) > 1 else ""
-        cells = [Cell(_ratio(end)) for end in ends]
-        yield TableRow(group.label, cells, note=note, series=group.series)
-
-
-def _ratio(end: float) -> str:
-    return "∞" if end == inf else f"{end:.4f}" if end < 1e4 else f"{end:.3g}"
-
-
 def worst_table(groups: Sequence[Group]) -> Table | None:
     """The tokens on which trainer and sampler agree least, of every group's first such run."""
     rows: list[TableRow] = []
@@ -244,39 +206,3 @@ def worst_table(groups: Sequence[Group]) -> Table | None:
         rows=rows,
         notes=["Of the ten worst tokens of every update, the ten worst of the run."],
     )
-
-
-def tidy(groups: Sequence[Group]) -> str:
-    """All numbers of the tables as CSV, one per line, in percent."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    header = "model swept method moment task metric value low high std runs"
-    writer.writerow(header.split())
-    cols, tasks = columns(groups), tasks_of(groups)
-    for group in groups:
-        swept = ", ".join(in_words(group.runs[0].swept))
-        for moment in ("initial", "final"):
-            for col in cols:
-                e = estimate(group, col, moment, tasks)
-                if e is None:
-                    continue
-                texts = [group.model, swept, group.label, moment, col[0] or "average", col[1]]
-                place = [_csv_text(text) for text in texts]
-                runs = len(group.evaluations(moment))
-                writer.writerow([*place, *map(_number, (e.value, e.low, e.high, e.std)), runs])
-                if e.best is not None:
-                    place[3] = "best"
-                    writer.writerow([*place, _number(e.best), "", "", "", runs])
-    return text.getvalue()
-
-
-def _csv_text(text: str) -> str:
-    """Text in one line that no spreadsheet takes for a formula."""
-    line = one_line(text)
-    # A spreadsheet reads the full width forms of the signs as the signs.
-    first = unicodedata.normalize("NFKC", line[:1])[:1]
-    return f"'{line}" if first in ("=", "+", "-", "@") else line
-
-
-def _number(share: float | None) -> str:
-    return "" if share is None or share != share else f"{100 * share:.4f}"

@@ -2,10 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 
 from trustclip.findings.groups import Group
-from trustclip.findings.rows import values
 from trustclip.findings.shadows import Matrix, matrix, mean_metrics
 from trustclip.report.tables import Cell, Table, TableRow
 from trustclip.support.text import percent
@@ -23,21 +21,12 @@ def tables(groups: Sequence[Group]) -> list[Table]:
 
 
 def _measures(overlap: Matrix, group: Group, number: int) -> Table:
-    drifts = [
-        _drift_of(group, prefix) for prefix in ("", *(f"shadow/{n}/" for n in overlap.names[1:]))
-    ]
-    ledger = any(not math.isnan(share) for share, _ in drifts)
-
-    def of_drift(i: int) -> list[Cell]:
-        share, pull = drifts[i]
-        return [_share(share), Cell("-" if math.isnan(pull) else f"{pull:+.2g}")] if ledger else []
-
-    cells = [_share(overlap.gated[0]), *[Cell("-")] * 4, *of_drift(0)]
+    cells = [_share(overlap.gated[0]), *[Cell("-")] * 4]
     rows = [TableRow(_numbered(0, overlap.names[0]), cells, note="acting", series=group.series)]
     for i, name in enumerate(overlap.names[1:], start=1):
         precision, recall = overlap.of_acting(i)
         cells = [_share(overlap.gated[i]), _share(precision, 1), _share(recall, 1)]
-        cells += [_share(overlap.jaccard[0][i], 1), _number(overlap.cosine[0][i]), *of_drift(i)]
+        cells += [_share(overlap.jaccard[0][i], 1), _number(overlap.cosine[0][i])]
         rows.append(TableRow(_numbered(i, name), cells))
     head = ["cut %", "precision %", "recall %", "Jaccard %", "cosine of updates"]
     note = (
@@ -45,22 +34,8 @@ def _measures(overlap: Matrix, group: Group, number: int) -> Table:
         "acting method cut; recall: of what the acting method cut, the share that the shadow cuts. "
         "The shadows saw the tokens of this run: trained with, each would have seen others."
     )
-    if ledger:
-        head += ["drift %", "pull"]
-        note += (
-            " Drift: the part of the squared update that holds no reward; pull: what it takes from "
-            "KL(sampler‖policy) for a unit step, positive towards the sampler."
-        )
     title = f"What other methods would have cut in the runs of {group.label}"
     return Table(f"shadows-{number}", title, "method", [("", head)], rows, [note])
-
-
-def _drift_of(group: Group, prefix: str) -> tuple[float, float]:
-    """Mean share and pull of a method's drift over the group's updates; NaN where unknown."""
-    rows = [row for run in group.runs for row in run.training]
-    series = (values(rows, f"{prefix}drift/{name}") for name in ("share", "pull"))
-    share, pull = (fmean(each) if each else math.nan for each in series)
-    return share, pull
 
 
 def _numbered(i: int, name: str) -> str:

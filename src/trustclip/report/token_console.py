@@ -121,13 +121,12 @@ def visible(string: str) -> str:
 
 def _table(words: CutStrings, constraint: str, completions: int) -> Table:
     rows = words.most_cut(constraint, MAX_STRINGS)
-    share = percent(words.share(constraint), 2)
-    title = f"{constraint} cuts {share} % of {words.tokens:,} tokens in {completions:,} completions"
+    share, tokens = percent(words.share(constraint), 2), words.every.total()
+    title = f"{constraint} cuts {share} % of {tokens:,} tokens in {completions:,} completions"
     table = Table(title=title, title_justify="left", box=None, header_style="dim")
-    for name in ("string", "tokens", "cut", "of it, %", "lift", "95 % interval"):
+    for name in ("string", "tokens", "cut", "of it, %", "lift"):
         table.add_column(name, justify="left" if name == "string" else "right")
-    for text, size, hits, lift, low, high in rows:
-        interval = "-" if low is None else f"{low:.1f} to {high:.1f}"
-        cells = [f"{size:,}", f"{hits:,}", percent(hits / size), f"{lift:.1f}", interval]
+    for text, size, hits, lift in rows:
+        cells = [f"{size:,}", f"{hits:,}", percent(hits / size), f"{lift:.1f}"]
         table.add_row(Text(visible(text).replace("\n", "")), *cells)
     return table

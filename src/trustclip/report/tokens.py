@@ -2,8 +2,10 @@
 
 import base64
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,10 @@ from numpy.typing import NDArray
 from trustclip.constraints.base import Method
 from trustclip.constraints.loss import gradient
 from trustclip.constraints.registry import method
-from trustclip.logs.recognise import holds_tokens, token_rows
+from trustclip.logs.recognise import token_rows
 from trustclip.logs.samples import problem_of, problem_texts, shards, whole
-from trustclip.logs.tokens import REQUIRED, TokenRow, token_batch
+from trustclip.logs.tokens import TokenRow, token_batch
 from trustclip.logs.watched import sources
-from trustclip.report.foreign import completions
-from trustclip.stats.lift import Lifts
-from trustclip.support import parquet
 from trustclip.support.jsonl import scan
 
 #: Methods whose gate is computed on the tokens of any run, at the defaults of their papers.
@@ -94,42 +93,29 @@ def strings(row: TokenRow) -> Sequence[str]:
 class CutStrings:
     """Which strings each constraint cuts, over all completions that were added."""
 
-    _numbers: dict[str, int] = field(default_factory=dict)
-    _lifts: dict[str, Lifts] = field(default_factory=dict)
+    every: Counter[str] = field(default_factory=Counter)
+    cut: dict[str, Counter[str]] = field(default_factory=dict)
 
     def add(self, item: Judgement) -> None:
-        """Add a completion."""
-        mask = item.row.mask
-        texts = [text for text, counts in zip(strings(item.row), mask, strict=True) if counts]
-        numbers = [self._numbers.setdefault(text, len(self._numbers)) for text in texts]
-        there, place, sizes = np.unique(
-            np.asarray(numbers, dtype=np.int64), return_inverse=True, return_counts=True
-        )
+        """Add the tokens of a completion that count."""
+        texts = strings(item.row)
+        self.every.update(compress(texts, item.row.mask))
         for name in item.kept:
-            cut = item.cut(name)[mask]
-            hits = np.bincount(place, weights=cut, minlength=len(there)).astype(np.int64)
-            self._lifts.setdefault(name, Lifts()).add(there, sizes, hits)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that count."""
-        return max((lifts.items for lifts in self._lifts.values()), default=0)
+            self.cut.setdefault(name, Counter()).update(compress(texts, item.cut(name)))
 
     def share(self, name: str) -> float:
         """Share of all tokens that a constraint has cut."""
-        return self._lifts[name].share
+        return self.cut[name].total() / max(self.every.total(), 1)
 
-    def most_cut(self, name: str, count: int = MAX_STRINGS) -> list[list[Any]]:
-        """[string, tokens, cut ones, lift, its low and high bound or None] of the most cut."""
-        lifts, texts = self._lifts[name], list(self._numbers)
-        rows = []
-        for number in lifts.most_hit(count):
-            lift = lifts.lift(number)
-            bounds = [None if np.isnan(b) else b for b in (lift.low, lift.high)]
-            rows.append(
-                [texts[number], lifts.size(number), lifts.hits(number), lift.value, *bounds]
-            )
-        return rows
+    def most_cut(self, name: str, count: int = MAX_STRINGS) -> list[tuple[str, int, int, float]]:
+        """(string, its tokens, those cut, lift) of the most cut.
+
+        The lift is the cut share of its tokens over that of all tokens.
+        """
+        return [
+            (text, self.every[text], hits, hits / self.every[text] / self.share(name))
+            for text, hits in self.cut[name].most_common(count)
+        ]
 
 
 #: Numbers of the texts of tokens in the page, by text and id (-1 where none was recorded): each is
@@ -160,7 +146,7 @@ def views(named: Sequence[tuple[str, Path]]) -> dict[str, Any]:
 
 def _view(path: Path, name: str, texts: Texts, content: bytearray, share: int) -> dict[str, Any]:
     places, total = max(MAX_COMPLETIONS // share, 1), 0
-    chosen: list[tuple[int, tuple[TokenRow | None, dict[str, Any]]]] = []
+    chosen: list[tuple[int, tuple[TokenRow, dict[str, Any]]]] = []
     random = np.random.default_rng(0)
     for row in _completions(path):
         # Each completion ends up in the page with the same probability, in one pass.
@@ -171,41 +157,21 @@ def _view(path: Path, name: str, texts: Texts, content: bytearray, share: int) -
     chosen.sort(key=lambda pair: pair[0])
     room, rows = MAX_TOKENS // share, []
     for _, (row, about) in chosen:
-        room -= 0 if row is None else len(row.logp)
+        room -= len(row.logp)
         if room < 0:
             break
-        if row is not None:
-            content += _pack(row, texts)
-        rows.append(about if row is None else _facts(row) | about)
+        content += _pack(row, texts)
+        rows.append(_facts(row) | about)
     return {"name": name, "total": total, "rows": rows}
 
 
-def _completions(path: Path) -> Iterator[tuple[TokenRow | None, dict[str, Any]]]:
-    """Each completion of a run, of a file of tokens, or of a file of another program."""
-    if not _has_tokens(path):
-        for tokens, about in completions(path):
-            yield tokens, {**_NOTHING, **about} if tokens is None else about
-        return
+def _completions(path: Path) -> Iterator[tuple[TokenRow, dict[str, Any]]]:
+    """Each completion of a run or of a file of tokens, and what it is about."""
     (source,) = sources([path])
     problems = problems_in(path) if source != path else {}
     for row in token_rows(source):
         problem, gold = problems.get((row.generated, row.index), (None, None))
         yield row, {"problem": problem, "gold": gold}
-
-
-#: What the page asks of each completion, of one without tokens.
-_NOTHING = {"generated": None, "index": None, "group": None, "length": 0, "has": []}
-
-
-def _has_tokens(path: Path) -> bool:
-    if path.is_dir():
-        return True
-    if path.suffix == ".parquet" and path.is_file():
-        return set(REQUIRED) <= set(parquet.columns(path))
-    try:
-        return holds_tokens(path)
-    except (ValueError, OSError):
-        return False
 
 
 def problems_in(run: Path) -> dict[tuple[Any, Any], tuple[str, str | None]]:

@@ -8,14 +8,14 @@ $s_n = s / \sqrt{n}$, and $s \sqrt{2 / n}$ of independent runs.
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, nan, sqrt
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.special import chdtrc, chdtri, nctdtr
 
 from trustclip.stats.confidence import Interval, t_quantile
-from trustclip.stats.scores import Floats
 
 #: Most seeds that are counted; more are infinite.
 MOST = 100_000
@@ -29,16 +29,11 @@ class Spread:
       std: standard deviation of a pair's difference, or of a run, a share of 1.
       freedom: its degrees of freedom.
       paired: whether it is of differences.
-      of_problems: part of the variance that more problems divide: what varies from problem to
-        problem and seed to seed, sampling included.
-      of_samples: part of that which more samples divide; nan where it is not known.
     """
 
     std: float
     freedom: int
     paired: bool
-    of_problems: float = nan
-    of_samples: float = nan
 
     def interval(self, level: float = 0.95) -> Interval:
         """The standard deviation with its interval, from the chi-squared distribution."""
@@ -46,67 +41,32 @@ class Spread:
         low, high = (self.std * sqrt(self.freedom / chdtri(self.freedom, tail)) for tail in tails)
         return Interval(self.std, float(low), float(high))
 
-    def with_more(self, problems: float = 1, samples: float = 1) -> "Spread":
-        """The spread with so many times the problems, and so many times the samples of each."""
-        sampling = 0.0 if samples == 1 else self.of_samples * (1 - 1 / samples)
-        left = self.std**2 - sampling
-        if problems != 1:
-            left -= max(self.of_problems - sampling, 0.0) * (1 - 1 / problems)
-        return replace(self, std=sqrt(max(left, 0.0)) if left == left else nan)
 
-
-def spread_of(
-    ours: Floats, theirs: Floats | None, weights: Floats, sampling: float = nan
-) -> Spread:
+def spread_of(ours: ArrayLike, theirs: ArrayLike | None = None) -> Spread:
     """Spread of differences paired by seed, or of runs.
 
     Args:
-      ours: scores by [seeds, problems], two seeds or more.
+      ours: score of each run, two or more. Shape [seeds].
       theirs: of the same seeds in the same order; None for the spread of the runs themselves.
-      weights: of each problem in the score, sum 1.
-      sampling: variance of one seed's score, or difference, that is due to sampling answers.
 
     Raises:
       ValueError: there is one seed.
 
     Example:
-      >>> import numpy as np
-      >>> ours = np.array([[0.5, 0.7], [0.2, 0.8], [0.6, 0.6]])
-      >>> print(f"{spread_of(ours, np.zeros((3, 2)), np.array([0.5, 0.5])).std:.3f}")
+      >>> print(f"{spread_of([0.60, 0.50, 0.61], [0.0, 0.0, 0.01]).std:.3f}")
       0.058
     """
-    d = ours if theirs is None else ours - theirs
+    d = np.asarray(ours, dtype=float) - (0.0 if theirs is None else np.asarray(theirs))
     if len(d) < 2:
         raise ValueError(f"a spread needs 2 seeds or more; got {len(d)}")
-    scores = d @ weights
-    rest = d - d.mean(axis=1, keepdims=True) - d.mean(axis=0) + d.mean()
-    free = (len(d) - 1) * max(d.shape[1] - 1, 1)
-    of_problems = min(
-        float((rest**2).sum() / free * (weights @ weights)), float(scores.var(ddof=1))
-    )
-    return Spread(
-        float(scores.std(ddof=1)),
-        len(d) - 1,
-        theirs is not None,
-        of_problems,
-        min(sampling, of_problems) if sampling == sampling else nan,
-    )
+    return Spread(float(d.std(ddof=1)), len(d) - 1, theirs is not None)
 
 
 def pooled(spreads: Sequence[Spread]) -> Spread:
     """One spread of the runs of two methods: variances weighted by their degrees of freedom."""
-    weights = np.array([one.freedom for one in spreads], dtype=float)
-
-    def mean(values: Sequence[float]) -> float:
-        return float(np.average(np.array(values), weights=weights))
-
-    return Spread(
-        sqrt(mean([one.std**2 for one in spreads])),
-        int(weights.sum()),
-        False,
-        mean([one.of_problems for one in spreads]),
-        mean([one.of_samples for one in spreads]),
-    )
+    freedom = [one.freedom for one in spreads]
+    variance = np.average([one.std**2 for one in spreads], weights=freedom)
+    return Spread(sqrt(variance), sum(freedom), False)
 
 
 def seeds_for(

@@ -20,8 +20,6 @@ MOST_VALUES, MOST_TEXTS = 32_000_000, 4_000_000
 MOST_BYTES = 256 << 20
 #: How many times its size in the file a row group may take above that.
 MOST_PACKED = 16
-#: Bytes of all rows, written out, for those who keep them.
-MOST_KEPT = 512 << 20
 #: Rows that are unpacked at once.
 ROWS = 64
 #: Bytes of such rows, written out, above which they are written out one by one.
@@ -38,7 +36,6 @@ def rows(
     path: Path,
     wanted: Sequence[str] | None = None,
     *,
-    kept: bool = False,
     most_bytes: int = MOST_BYTES,
 ) -> Iterator[dict[str, Any]]:
     """Rows of a file, of the wanted columns or of all.
@@ -46,7 +43,6 @@ def rows(
     Args:
       path: the file.
       wanted: columns to read.
-      kept: whether the caller keeps all rows, which then may take `MOST_KEPT`.
       most_bytes: what a row group may take unpacked, where it is packed `MOST_PACKED`-fold at
         most; another one may take `MOST_BYTES`.
 
@@ -61,16 +57,12 @@ def rows(
         texts = _checked(path, file, {*names}, most_bytes)
         # As places in a dictionary, equal texts take no memory.
         again = pq.ParquetFile(opened(path), metadata=file.metadata, read_dictionary=texts)
-    total = 0
     try:
         batches = again.iter_batches(batch_size=ROWS, columns=names)
         for part, size in (part for batch in batches for part in _parts(batch)):
-            total += size if kept else 0
-            if size > MOST_BYTES or total > MOST_KEPT:
-                most = MOST_BYTES if size > MOST_BYTES else MOST_KEPT
-                what = "one row takes" if size > MOST_BYTES else "its rows take"
+            if size > MOST_BYTES:
                 raise ValueError(
-                    f"{path}: {what} more than {most >> 20} MiB, the most that is read."
+                    f"{path}: a row takes more than {MOST_BYTES >> 20} MiB, the most that is read."
                 )
             yield from _written_out(path, part)
     except (pa.ArrowException, MemoryError, OSError) as error:

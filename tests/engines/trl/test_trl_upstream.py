@@ -9,14 +9,12 @@ from types import ModuleType
 
 import pytest
 import trl
-from transformers import Trainer
 from trl.trainer import grpo_trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from trustclip.engines import trl as engine
 from trustclip.engines.trl import trainer, upstream
 from trustclip.engines.trl.recording.records import Recorded
-from trustclip.train.durable import trainer as durable
 
 OURS = "ConstrainedGRPOTrainer"
 ASYNCHRONOUS = Path(engine.__file__).parent / "asynchronous.py"
@@ -105,19 +103,6 @@ def test_the_lists_of_the_asynchronous_trainer_are_complete():
 def strings(tree: ast.AST) -> set[str]:
     constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     return {value for value in constants if isinstance(value, str)}
-
-
-def test_the_list_of_private_members_of_transformers_is_complete():
-    used = set()
-    for path in (Path(durable.__file__), Path(trainer.__file__)):
-        tree = ast.parse(path.read_text())
-        used |= attributes(tree, "self", "trainer")
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and node.name in ("Durable", OURS):
-                used |= defined(ast.Module([node], []))
-    theirs = defined(ast.parse(textwrap.dedent(inspect.getsource(Trainer))))
-    private = {name for name in used & theirs if name.startswith("_")}
-    assert sorted(private) == sorted(upstream.TRANSFORMERS_MEMBERS)
 
 
 def test_the_list_of_overridden_methods_is_complete():

@@ -1,7 +1,9 @@
 # pyright: reportMissingImports=false
 """`trustclip doctor --verl` on configurations that verl's own Hydra composes."""
 
+import json
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -9,10 +11,10 @@ pytest.importorskip("verl.trainer", reason="verl is not installed here: make ver
 
 from engines.verl.test_main_ppo import ACTOR, LOSS, METHOD, SCHEDULE
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl_calls import composed
 
 from trustclip.cli.main import main
 from trustclip.engines.verl.checks import BUILT_IN, installed, remarks
-from trustclip.engines.verl.config import load
 from trustclip.engines.verl.limits import LOSS_MODES, WATCH
 
 
@@ -21,13 +23,19 @@ def test_the_names_of_verls_own_losses_are_right() -> None:
     assert installed().plugin
 
 
-def test_the_end_to_end_settings_are_found_good(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--verl", *METHOD, *SCHEDULE]) == 0
+def doctor(at: Path, *overrides: str, **other: str) -> int:
+    file = at / "verl.yaml"
+    file.write_text(json.dumps(composed(*overrides, **other)))  # JSON is YAML
+    return main(["doctor", "--verl", str(file)])
+
+
+def test_the_end_to_end_settings_are_found_good(tmp_path, capsys) -> None:
+    assert doctor(tmp_path, *METHOD, *SCHEDULE) == 0
     assert "4 / 2 x 2 = 4 updates" in capsys.readouterr().out
 
 
 def test_verls_defaults_read_as_unchanged() -> None:
-    config = load([*METHOD, "data.train_batch_size=1024"])
+    config = composed(*METHOD, "data.train_batch_size=1024")
     assert [found for found in remarks(config, installed()) if found.level == "error"] == []
 
 
@@ -40,8 +48,8 @@ def test_verls_defaults_read_as_unchanged() -> None:
         (f"{ACTOR}.ppo_epochs=1 {ACTOR}.ppo_mini_batch_size=4", "would be inert"),
     ],
 )
-def test_errors(override: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--verl", *METHOD, *SCHEDULE, *override.split()]) == 1
+def test_errors(override: str, said: str, tmp_path, capsys) -> None:
+    assert doctor(tmp_path, *METHOD, *SCHEDULE, *override.split()) == 1
     assert said in capsys.readouterr().out
 
 
@@ -50,14 +58,10 @@ def test_a_plugin_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not installed().plugin
 
 
-def test_a_file_with_defaults_is_composed(capsys: pytest.CaptureFixture[str]) -> None:
-    """The experimental asynchronous trainer ships bypass_mode=True, which replaces any loss."""
+def test_the_experimental_trainer_replaces_any_loss(tmp_path, capsys) -> None:
+    """It ships bypass_mode=True."""
     package = resources.files("verl.experimental.fully_async_policy")
-    file = str(package / "config" / "fully_async_ppo_trainer.yaml")
-    assert main(["doctor", "--verl", file, f"{LOSS}.loss_mode=trustclip_atr"]) == 1
+    file = Path(str(package / "config" / "fully_async_ppo_trainer.yaml"))
+    override = f"{LOSS}.loss_mode=trustclip_atr"
+    assert doctor(tmp_path, override, folder=str(file.parent)) == 1
     assert "experimental asynchronous trainer replaces loss_mode" in capsys.readouterr().out
-
-
-def test_what_hydra_refuses(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--verl", f"{LOSS}.method=atr"]) == 2
-    assert "Hydra refuses" in capsys.readouterr().err

@@ -17,11 +17,10 @@ pytest.importorskip("verl.trainer", reason="verl is not installed here: make ver
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import PolicyLossConfig
-from verl_calls import CARRIED, actor, called, corrected, settings_of
+from verl_calls import CARRIED, actor, called, composed, corrected, settings_of
 
 from trustclip.constraints import diagnostics
 from trustclip.engines.verl import TrustclipLossConfig
-from trustclip.engines.verl.config import load
 from trustclip.engines.verl.limits import LOSS_MODES, TARGET
 
 trained = pytest.mark.parametrize("method", engine_cases.TRAINED, ids=method_cases.label)
@@ -348,6 +347,6 @@ def test_hydra_hands_the_correction_on_to_the_loss() -> None:
         "+actor_rollout_ref.actor.policy_loss.rollout_correction=${algorithm.rollout_correction}"
     )
     with pytest.raises(Exception, match="rollout_is=token"):
-        omega_conf_to_dataclass(load(overrides)["actor_rollout_ref"]["actor"])
-    config = omega_conf_to_dataclass(load([*overrides, forwarded])["actor_rollout_ref"]["actor"])
+        omega_conf_to_dataclass(composed(*overrides)["actor_rollout_ref"]["actor"])
+    config = omega_conf_to_dataclass(composed(*overrides, forwarded)["actor_rollout_ref"]["actor"])
     assert config.policy_loss.constraint() == tc.method("icepop")

@@ -17,9 +17,9 @@ pytest.importorskip("verl.trainer", reason="verl is not installed here: make ver
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.utils.config import omega_conf_to_dataclass
+from verl_calls import composed as configuration
 
 from trustclip.constraints.twins import ACTOR
-from trustclip.engines.verl import config as verl_config
 
 #: What verl's settings of the aggregation are called in TRL.
 AGGREGATED = {mode: loss_type for loss_type, mode in engine_cases.VERL_MODES.items()}
@@ -39,7 +39,7 @@ def composed(settings: dict[str, Any]) -> tuple[Any, Any]:
 def _composed(settings: tuple[tuple[str, Any], ...]) -> tuple[Any, Any]:
     """verl's configurations of the actor and of the sampler's correction, with its defaults."""
     given = {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 1, f"{ACTOR}.rollout_n": 4, **dict(settings)}
-    container = verl_config.load([f"{key}={value}" for key, value in given.items()])
+    container = configuration(*(f"{key}={value}" for key, value in given.items()))
     config = omega_conf_to_dataclass(container["actor_rollout_ref"]["actor"])
     config.global_batch_info.update(dp_size=1, batch_num_tokens=None, global_batch_size=None)
     return config, container["algorithm"]["rollout_correction"]

@@ -48,8 +48,8 @@ class Microscope:
     """A page, one file, that shows completions token by token under several methods at once."""
 
     files: Argument[tuple[Path, ...]] = ()
-    """Files of tokens (.parquet, .jsonl), run directories, prime-rl's token export, TRL's
-    completions, verl's rollouts, UNIPO's steps; without one, a sample."""
+    """Files of tokens (.parquet, .jsonl), run directories, prime-rl's token export; without one, a
+    sample."""
     out: Annotated[Path, Also(("-o",))] = Path("microscope.html")
     """File of the page."""
     open: bool = False

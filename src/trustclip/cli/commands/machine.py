@@ -29,8 +29,8 @@ class Doctor:
     """Micro-batches per update."""
     method: str = "atr"
     """Name of the constraint."""
-    verl: Annotated[tuple[str, ...], Metavar("ARGUMENT")] = ()
-    """Check a configuration of verl, given as verl takes it: the arguments of its trainer."""
+    verl: Annotated[tuple[str, ...], Metavar("FILE.yaml")] = ()
+    """Check a configuration of verl, resolved: its trainer prints it with --cfg job --resolve."""
     distributed: Annotated[tuple[str, ...], Metavar("RECIPE")] = ()
     """Check the processes of a job, started by the launcher that will train, against a recipe or
     against options: trustclip doctor --distributed --help."""
@@ -140,8 +140,7 @@ def _report_verdict(pairs: "Pairs", length: int = 0, method: "Method | None" = N
     if not length and pairs.position is not None:
         length = int(pairs.position.max()) + 1
     if verdict.name in damage.ADDS_UP and length:
-        for text in damage.sentences(pairs, length):
-            say(text)
+        say(damage.sentence(pairs, length))
     if method is not None and (tight := damage.too_tight(method, pairs, length)):
         say(tight.sentence)
         return 1

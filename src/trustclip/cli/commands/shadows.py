@@ -96,15 +96,8 @@ def _print_shadows(result: Any, console: Terminal) -> None:
 def _print_suggestion(suggestion: Any) -> None:
     from trustclip.cli.commands.constraints import print_twins
 
-    interval = suggestion.share
     say(suggestion.method)
-    say(
-        f"would have cut {percent(interval.value, 2)} % [{percent(interval.low, 2)}, "
-        f"{percent(interval.high, 2)}] of {suggestion.tokens:,} tokens (95 % interval over "
-        f"{suggestion.clusters} {suggestion.unit})"
-    )
+    say(f"would have cut {percent(suggestion.share, 2)} % of {suggestion.tokens:,} tokens")
     if len(suggestion.moved) > 1:
         say(f"moved together, their ratios kept: {', '.join(suggestion.moved)}")
-    for name, (low, value, high) in suggestion.moved.items():
-        say(f"{name} = {value:.4g} [{low:.4g}, {high:.4g}]")
     print_twins(suggestion.method)

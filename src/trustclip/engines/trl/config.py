@@ -135,13 +135,6 @@ class ConstrainedGRPOConfig(GRPOConfig):
         assert isinstance(self.method, Method)  # since `__post_init__`
         return self.method
 
-    def cut_off(self) -> Iterator[str]:
-        """Settings of TRL's that change the distribution of the samples, as ``name=value``."""
-        plain = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-        for name, off in plain.items():
-            if (value := getattr(self, name)) != off:
-                yield f"{name}={value}"
-
     def kept_candidates(self) -> int:
         """How many of the sampler's likeliest tokens are kept at each position, or `KEPT`."""
         if self.replay:

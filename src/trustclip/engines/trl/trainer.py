@@ -130,7 +130,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         "windows": dict[Literal["train", "eval"], _WINDOW],
         "method": schemas.Numbers,
         "old_head": Tensor | None,
-        "average": NotRequired[Any],  # in checkpoints of an earlier release
         "logs": dict[str, Any],
     }
     #: Arguments that give them their meaning.

@@ -158,21 +158,6 @@ ASYNC_MEMBERS = (
 )
 ASYNC_KEYS = ("advantages", "old_log_probs", "segment_id", "token_index")
 
-#: Private members of Transformers' `Trainer` that `ConstrainedGRPOTrainer` or
-#: `trustclip.train.durable.trainer.Durable` overrides, reads or sets.
-TRANSFORMERS_MEMBERS = (
-    "_globalstep_last_logged",
-    "_load_from_checkpoint",
-    "_load_optimizer_and_scheduler",
-    "_load_rng_state",
-    "_load_scaler",
-    "_maybe_log_save_evaluate",
-    "_prepare_inputs",
-    "_save_checkpoint",
-    "_save_optimizer_and_scheduler",
-    "_tr_loss",
-)
-
 
 @contextlib.contextmanager
 def announced_level(args: Any, method: Method) -> Iterator[None]:

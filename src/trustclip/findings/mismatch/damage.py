@@ -1,49 +1,20 @@
 """What a mismatch costs at the user's length, before any training: weights, masks, tight gates."""
 
-from collections.abc import Iterator
-from typing import Any
-
-import torch
-
 from trustclip.constraints.base import Method
-from trustclip.constraints.batch import TokenBatch
-from trustclip.constraints.noise import (
-    block_sample,
-    capped_weight,
-    cut_by_noise,
-    cut_share,
-    effective_share,
-    signs,
-    variance,
-)
-from trustclip.constraints.registry import method as build
+from trustclip.constraints.noise import capped_weight, cut_by_noise, effective_share, variance
 from trustclip.constraints.sampler import Pairs
 from trustclip.findings.facts import CUT_BY_NOISE
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import percent
 
-#: The usual cap of a weight of whole completions, and TRL's of its mask.
+#: The usual cap of a weight of whole completions.
 CAP = 2.0
-#: Corrections whose share of dropped tokens is reported: by name, with their arguments.
-CORRECTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "icepop": ("icepop", {}),
-    "kpop": ("kpop", {}),
-    "opsm": ("opsm", {"anchor": "rollout"}),
-    "trm": ("trm", {"anchor": "rollout"}),
-    "trm, mean below 0.001": ("trm", {"anchor": "rollout", "reduction": "mean", "delta": 0.001}),
-    "TRL's sequence mask (3)": (
-        "sampler",
-        {"level": "sequence", "reduction": "sum", "ceiling": 3.0, "weigh_by": "sequence"},
-    ),
-}
-
-
 #: Names of findings whose differences are noise, which adds up over a completion.
 ADDS_UP = ("none", "precision", "finer", "sharper", "tail", "stale", "weights")
 
 
-def sentences(pairs: Pairs, length: int) -> Iterator[str]:
-    """Sentences about the damage at a length of completions, in tokens.
+def sentence(pairs: Pairs, length: int) -> str:
+    """What weights of whole completions lose at a length of completions, in tokens.
 
     The differences are shifted so that their ratios have the mean 1, as those of samples of the
     whole vocabulary must: over a long completion the error of a mean would be larger than they are.
@@ -53,22 +24,10 @@ def sentences(pairs: Pairs, length: int) -> Iterator[str]:
     v = variance(d)
     share = effective_share(v, length)
     few = "under 0.01" if share < 1e-4 else f"{100 * share:.2g}"
-    yield (
+    return (
         f"At {length:,} tokens, weights of whole completions have an effective sample size of "
         f"{few} % of their number, and capped at {CAP:g} a mean of "
         f"{capped_weight(v, length, CAP):.2g} in place of 1."
-    )
-    at = block_sample(length, len(d))
-    old = pairs.trainer.double().cpu()[at]
-    batch = TokenBatch(old, old, signs(old), torch.ones_like(old).bool(), logp_rollout=old - d[at])
-    parts = [
-        f"{label} {percent(cut_share(build(name, **options), batch))}"
-        for label, (name, options) in CORRECTIONS.items()
-    ]
-    capped = percent((d > torch.tensor(CAP).log()).double().mean().item())
-    yield (
-        f"Before any update, corrections would drop this share of tokens: {', '.join(parts)}; tis "
-        f"would cap the weight of {capped}."
     )
 
 

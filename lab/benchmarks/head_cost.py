@@ -26,7 +26,7 @@ class HeadOptions:
     """What is measured."""
 
     tokens: int | None = None
-    """Tokens N; 128 on a CPU and 16384 on a GPU when unset."""
+    """Tokens N; 256 on a CPU and 16384 on a GPU when unset."""
     hidden: int | None = None
     """Hidden size H; 896, 2048 and 4096 when unset, one after the other."""
     vocabulary: int | None = None
@@ -79,7 +79,7 @@ def check_device(device: str) -> None:
 def _shapes(options: HeadOptions) -> list[Any]:
     from trustclip_lab.bench.variants import Shape
 
-    tokens = options.tokens or (16_384 if options.device == "cuda" else 128)
+    tokens = options.tokens or (16_384 if options.device == "cuda" else 256)
     dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
     return [
         Shape(
@@ -132,13 +132,6 @@ def _version(package: str) -> str:
     return version(package.replace("_", "-"))
 
 
-def build(entry: Entry, shape: Any) -> Callable[[], Any]:
-    """The call that a row measures, with its inputs."""
-    from trustclip_lab.bench import variants
-
-    return _call(entry, variants.Problem.of(shape, entry.trained))
-
-
 def _call(entry: Entry, problem: Any) -> Callable[[], Any]:
     from trustclip_lab.bench import peers, variants
 
@@ -154,9 +147,8 @@ def _compare(shape: Any, rows: Sequence[Entry], repeats: int) -> Table:
     calls = {entry.label: _call(entry, problem) for entry in rows}
     errors = _disagreement(rows, calls)
     seconds = in_turn(calls, repeats, shape.device)
-    del calls, problem
     floor, own = seconds["bare products"], seconds["trustclip"]
-    memory = {e.label: peak_memory(build, e, shape, device=shape.device) for e in rows}
+    memory = {label: peak_memory(call, shape.device) for label, call in calls.items()}
     return Table(
         f"Loss head, {'trained' if trained else 'frozen'}: {shape}, {_unit(shape)[1]}",
         ("variant", "× trustclip", "× bare", _unit(shape)[0], "peak MiB", "gradient differs"),
@@ -180,7 +172,7 @@ def _notes(shape: Any, repeats: int) -> list[str]:
     memory = (
         "PyTorch's allocator counts memory beyond the inputs"
         if shape.device == "cuda"
-        else "peak: growth of the resident high-water mark in a separate process"
+        else "peak: growth of the resident high-water mark in a forked process"
     )
     return [
         f"Median of {repeats}, variants alternating in one process; {memory}.",

@@ -118,6 +118,6 @@ def test_seconds_are_medians_of_turns(monkeypatch):
 
 
 def test_peak_memory_is_what_the_call_needs():
-    tensors = [(torch.ones, mebibytes << 18) for mebibytes in (20, 100)]
-    small, large = (peaks.peak_memory(partial, *made) for made in tensors)
+    calls = [partial(torch.ones, mebibytes << 18) for mebibytes in (20, 100)]
+    small, large = (peaks.peak_memory(call) for call in calls)
     assert 18 < small < 40 and 98 < large < 120

@@ -15,8 +15,14 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from trustclip.constraints.masked import widen
+
 #: The name under which Transformers finds `attention`.
 ATTENTION = "trustclip_shared_prompts"
+
+#: Most keys of a row for which a CPU writes the weights of its attention out. Up to there they take
+#: less memory than a layer's other states, and PyTorch's kernel takes longer.
+_FEW = 128
 
 
 @dataclass(frozen=True)
@@ -100,8 +106,28 @@ def _attend(
         return x.index_select(0, places.flatten()).unflatten(0, places.shape).transpose(1, 2)
 
     qkv = (at(q, queries), at(k, keys), at(v, keys))
-    y = F.scaled_dot_product_attention(*qkv, sees, scale=scale, enable_gqa=True)
-    return y.transpose(1, 2)
+    if q.device.type != "cpu":
+        y = F.scaled_dot_product_attention(*qkv, sees, scale=scale, enable_gqa=True)
+        return y.transpose(1, 2)
+    # In float32: the backward pass of a CPU's kernel takes twice as long in bfloat16.
+    with torch.autocast(q.device.type, enabled=False):
+        wide = [widen(x) for x in qkv]
+        if keys.shape[1] <= _FEW:
+            y = _written_out(*wide, sees, scale)
+        else:
+            y = F.scaled_dot_product_attention(*wide, sees, scale=scale, enable_gqa=True)
+    return y.transpose(1, 2).to(q.dtype)
+
+
+def _written_out(q: Tensor, k: Tensor, v: Tensor, sees: Tensor, scale: Any) -> Tensor:
+    """Attention by its definition; [rows, heads, time, width], as the kernel's."""
+    groups, width = k.shape[1], q.shape[3]
+    # The queries of a group are further positions, so that no key is repeated.
+    scaled = (q * (width**-0.5 if scale is None else scale)).reshape(len(q), groups, -1, width)
+    z = (scaled @ k.mT).view(*q.shape[:3], -1)  # [rows, heads, time, keys]
+    hidden = torch.zeros_like(sees, dtype=z.dtype).masked_fill_(~sees, -torch.inf)
+    weights = (z + hidden).softmax(dim=-1)
+    return (weights.view(len(q), groups, -1, k.shape[2]) @ v).view(q.shape)
 
 
 def attention(

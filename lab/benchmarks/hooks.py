@@ -16,7 +16,7 @@ Call = Callable[[Tensor], Tensor]
 
 def installed(batch: TokenBatch) -> dict[str, tuple[Call | None, Call]]:
     """By engine: its own loss, None where it has none here, and the hook with ``atr``."""
-    engines = {"trl": _trl, "verl": _verl, "skyrl": _skyrl, "tinker": _tinker}
+    engines = {"trl": _trl, "verl": _verl, "tinker": _tinker}
     return {name: tuple(made(batch)) for name, made in engines.items() if find_spec(name)}  # type: ignore[misc]
 
 
@@ -87,22 +87,6 @@ def _verl(batch: TokenBatch) -> Iterator[Call]:
             old_log_prob=batch.logp_old, log_prob=logp, advantages=batch.advantages,
             response_mask=batch.mask, loss_agg_mode="token-mean", config=config,
         )[0]  # fmt: skip
-
-
-def _skyrl(batch: TokenBatch) -> Iterator[Call]:
-    """SkyRL's own loss and the one in its registry."""
-    from skyrl.backends.skyrl_train.utils import ppo_utils  # type: ignore[import-not-found]
-    from skyrl.train.config import AlgorithmConfig  # type: ignore[import-not-found]
-
-    from trustclip.engines import skyrl
-
-    skyrl.register("atr", policy_loss_type="measured")
-    ours, mask = ppo_utils.PolicyLossRegistry.get("measured"), batch.mask.float()
-    for loss, name in ((ppo_utils.ppo_policy_loss, "regular"), (ours, "measured")):
-        config = AlgorithmConfig(policy_loss_type=name)
-        yield lambda logp, loss=loss, config=config: loss(
-            logp, batch.logp_old, batch.advantages, config=config, loss_mask=mask
-        )[0]
 
 
 def _tinker(batch: TokenBatch) -> Iterator[Call | None]:

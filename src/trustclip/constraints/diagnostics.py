@@ -82,8 +82,9 @@ def token_metrics(
       >>> total.item(), count.item()
       (1.0, 2.0)
     """
-    whole, unmasked = batch, batch.mask
-    batch = replace(batch, mask=batch.finite)
+    whole, unmasked, finite = batch, batch.mask, batch.finite
+    if not (batch.readable and torch.equal(finite, unmasked)):
+        batch = replace(batch, mask=finite)
     x, mask = batch.log_ratio, batch.mask
     gated = mask & ~surrogate.kept  # [batch, time]
     values = {  # each 0 where masked

@@ -188,13 +188,11 @@ class Head:
         """Where products of float32 are those of this head; see ``rounds``."""
         matmul = torch.backends.mkldnn.matmul
         before = matmul.fp32_precision
+        matmul.fp32_precision = "bf16" if self.rounds else before
         try:
-            if self.rounds:
-                matmul.fp32_precision = "bf16"
             yield
         finally:
-            if self.rounds:
-                matmul.fp32_precision = before
+            matmul.fp32_precision = before
 
     @property
     def _device(self) -> str:

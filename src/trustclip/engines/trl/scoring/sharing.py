@@ -20,8 +20,8 @@ from trustclip.constraints.masked import widen
 #: The name under which Transformers finds `attention`.
 ATTENTION = "trustclip_shared_prompts"
 
-#: Most keys of a row for which a CPU writes the weights of its attention out. Up to there they take
-#: less memory than a layer's other states, and PyTorch's kernel takes longer.
+#: Most keys for which a CPU writes out the weights of attention: they are smaller than a layer's
+#: other states, and PyTorch's kernel takes longer backward, in bfloat16 three times as long.
 _FEW = 128
 
 
@@ -106,28 +106,22 @@ def _attend(
         return x.index_select(0, places.flatten()).unflatten(0, places.shape).transpose(1, 2)
 
     qkv = (at(q, queries), at(k, keys), at(v, keys))
-    if q.device.type != "cpu":
-        y = F.scaled_dot_product_attention(*qkv, sees, scale=scale, enable_gqa=True)
-        return y.transpose(1, 2)
-    # In float32: the backward pass of a CPU's kernel takes twice as long in bfloat16.
-    with torch.autocast(q.device.type, enabled=False):
-        wide = [widen(x) for x in qkv]
-        if keys.shape[1] <= _FEW:
-            y = _written_out(*wide, sees, scale)
-        else:
-            y = F.scaled_dot_product_attention(*wide, sees, scale=scale, enable_gqa=True)
-    return y.transpose(1, 2).to(q.dtype)
+    if q.device.type == "cpu" and keys.shape[1] <= _FEW:
+        return _written_out(*qkv, sees, scale).transpose(1, 2)
+    y = F.scaled_dot_product_attention(*qkv, sees, scale=scale, enable_gqa=True)
+    return y.transpose(1, 2)
 
 
+@torch.autocast("cpu", enabled=False)
 def _written_out(q: Tensor, k: Tensor, v: Tensor, sees: Tensor, scale: Any) -> Tensor:
-    """Attention by its definition; [rows, heads, time, width], as the kernel's."""
+    """Attention by its definition, in float32 at least; [rows, heads, time, width]."""
     groups, width = k.shape[1], q.shape[3]
     # The queries of a group are further positions, so that no key is repeated.
-    scaled = (q * (width**-0.5 if scale is None else scale)).reshape(len(q), groups, -1, width)
-    z = (scaled @ k.mT).view(*q.shape[:3], -1)  # [rows, heads, time, keys]
+    scaled = (widen(q) * (scale or width**-0.5)).reshape(len(q), groups, -1, width)
+    z = (scaled @ widen(k).mT).view(*q.shape[:3], -1)  # [rows, heads, time, keys]
     hidden = torch.zeros_like(sees, dtype=z.dtype).masked_fill_(~sees, -torch.inf)
-    weights = (z + hidden).softmax(dim=-1)
-    return (weights.view(len(q), groups, -1, k.shape[2]) @ v).view(q.shape)
+    weights = (z + hidden).softmax(dim=-1).view(len(q), groups, -1, k.shape[2])
+    return (weights @ widen(v)).view(q.shape).to(q.dtype)
 
 
 def attention(

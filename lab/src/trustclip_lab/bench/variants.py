@@ -60,12 +60,8 @@ class Problem:
         random = partial(torch.randn, generator=g, device=shape.device)
         usual = "bfloat16" if shape.device == "cuda" else "float32"
         dtype = getattr(torch, shape.dtype or usual)
-        # Rows drawn for a part of the vocabulary, and turned for every other: quicker than drawing.
-        part = random(min(shape.vocabulary, 8192), shape.hidden)
-        part.mul_(2.8 / math.sqrt(shape.hidden))
-        weight = part.new_empty(shape.vocabulary, shape.hidden)
-        for turn, rows in enumerate(weight.split(len(part))):
-            rows.copy_(part.roll(turn, dims=1)[: len(rows)])
+        weight = random(shape.vocabulary, shape.hidden)
+        weight.mul_(2.8 / math.sqrt(shape.hidden))
         ids = torch.randint(0, shape.vocabulary, (shape.tokens,), generator=g, device=shape.device)
         hidden = random(shape.tokens, shape.hidden) + 1.6 * weight[ids]
         old = hidden + 0.05 * random(shape.tokens, shape.hidden)

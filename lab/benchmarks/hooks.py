@@ -47,14 +47,15 @@ def _trl(batch: TokenBatch) -> Iterator[Call]:
         "old_per_token_logps": batch.logp_old, "num_items_in_batch": ones.sum(),
         "sample_index": torch.arange(rows),
     }  # fmt: skip
-    for config, trainer, more in (
+    pairs: list[tuple[Any, Any, dict[str, Any]]] = [
         (GRPOConfig, GRPOTrainer, {}),
         (ConstrainedGRPOConfig, ConstrainedGRPOTrainer, {"method": "atr"}),
-    ):
+    ]
+    for config, trainer, more in pairs:
         model, tokenizer = tiny_model()
-        args: Any = config(tempfile.mkdtemp(), **settings, **more)
+        args = config(tempfile.mkdtemp(), **settings, **more)
         prompts = Dataset.from_list([{"prompt": "1+1="}] * rows)
-        made: Any = trainer(
+        made = trainer(
             model, lambda completions, **_: [0.0] * len(completions), args=args,
             train_dataset=prompts, processing_class=tokenizer,
         )  # fmt: skip

@@ -186,7 +186,7 @@ class Head:
     @contextmanager
     def products(self) -> Iterator[None]:
         """Where products of float32 are those of this head; see ``rounds``."""
-        matmul = torch.backends.mkldnn.matmul
+        matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
         before = matmul.fp32_precision
         matmul.fp32_precision = "bf16" if self.rounds else before
         try:

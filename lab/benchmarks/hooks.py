@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -30,12 +31,6 @@ def _trl(batch: TokenBatch) -> Iterator[Call]:
     from trustclip.train.tiny import tiny_model
 
     rows, time = batch.mask.shape
-    given: list[Tensor] = []
-
-    def passed(*_: Any, **__: Any) -> tuple[Tensor, Tensor | None, None]:
-        return given[-1], batch.entropy, None
-
-    GRPOTrainer._get_per_token_logps_and_entropies = passed  # type: ignore[method-assign]
     settings: dict[str, Any] = dict(
         per_device_train_batch_size=rows, num_generations=rows, max_completion_length=time,
         num_iterations=2, use_cpu=True, bf16=False, report_to=[], loss_type="dr_grpo",
@@ -63,8 +58,10 @@ def _trl(batch: TokenBatch) -> Iterator[Call]:
         made.model.train()
 
         def call(logp: Tensor, made: Any = made) -> Tensor:
-            given.append(logp)
-            return made._compute_loss(made.model, dict(inputs))
+            passed = (logp, batch.entropy, None)
+            scored = {"_get_per_token_logps_and_entropies": lambda *_, **__: passed}
+            with patch.multiple(GRPOTrainer, **scored):
+                return made._compute_loss(made.model, dict(inputs))
 
         yield call
 

@@ -14,10 +14,9 @@ from printed import measured
 from trustclip_lab.bench.counts import check_counts
 from trustclip_lab.bench.measure import in_turn
 from trustclip_lab.bench.table import Table
-from trustclip_lab.bench.variants import MODELS
 
-#: What a CPU can do in a minute of the same vocabulary: (tokens, hidden, vocabulary).
-REDUCED = (1024, 256, 151_936)
+#: Widths of models that people train, with their vocabularies: Qwen at 0.5B and at 1.7B, Llama 8B.
+WIDTHS = {896: 151_936, 2048: 151_936, 4096: 128_256}
 
 HeadTraining = Literal["frozen", "trained", "both"]
 
@@ -27,21 +26,21 @@ class HeadOptions:
     """What is measured."""
 
     tokens: int | None = None
-    """Tokens N; 1024 on a CPU and 16384 on a GPU when unset."""
+    """Tokens N; 256 on a CPU and 16384 on a GPU when unset."""
     hidden: int | None = None
-    """Hidden size H; 256 on a CPU and that of the model on a GPU when unset."""
+    """Hidden size H; 896, 2048 and 4096 when unset, one after the other."""
     vocabulary: int | None = None
-    """Vocabulary V; 151936 (Qwen3) when unset."""
-    model: Literal["qwen3-1.7b", "qwen3-8b"] | None = None
-    """Take H and V of this model (the default on a GPU: qwen3-1.7b)."""
+    """Vocabulary V; that of a model of this width when unset, 151936 for another."""
     head: HeadTraining = "both"
     """Whether the head's weight is trained."""
     repeats: int = 3
     """Repetitions; the median is reported."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Device; float32 on a CPU, bfloat16 on a GPU."""
-    others: bool = True
-    """Also compare with naive logits, TRL and Liger, which take most of the time."""
+    """Device."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of hidden states and weight; float32 on a CPU and bfloat16 on a GPU when unset."""
+    rows: Literal["heads", "ours", "all"] = "heads"
+    """Heads with log-probabilities and entropies; what else ours can do; or both."""
 
     def __post_init__(self) -> None:
         check_counts(self, "tokens", "hidden", "vocabulary", "repeats")
@@ -61,12 +60,12 @@ class Entry:
 def run(options: HeadOptions) -> list[Table]:
     """The tables."""
     check_device(options.device)
-    shape = _shape(options)
-    tables = []
-    for trained in (False, True):
-        if options.head in ("both", "trained" if trained else "frozen"):
-            tables.append(_compare(shape, entries(trained, options.others), options.repeats))
-    return tables
+    kinds = [k for k in ("frozen", "trained") if options.head in ("both", k)]
+    return [
+        _compare(shape, entries(kind == "trained", options.rows), options.repeats)
+        for shape in _shapes(options)
+        for kind in kinds
+    ]
 
 
 def check_device(device: str) -> None:
@@ -77,26 +76,29 @@ def check_device(device: str) -> None:
         raise ValueError("--device cuda: PyTorch finds no CUDA device here. Allowed: cpu.")
 
 
-def _shape(options: HeadOptions) -> Any:
+def _shapes(options: HeadOptions) -> list[Any]:
     from trustclip_lab.bench.variants import Shape
 
-    tokens, hidden, vocabulary = REDUCED
-    if options.device == "cuda" or options.model is not None:
-        hidden, vocabulary = MODELS[options.model or "qwen3-1.7b"]
-        tokens = 16_384 if options.device == "cuda" else tokens
-    return Shape(
-        options.tokens or tokens,
-        options.hidden or hidden,
-        options.vocabulary or vocabulary,
-        options.device,
-    )
+    tokens = options.tokens or (16_384 if options.device == "cuda" else 256)
+    dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
+    return [
+        Shape(
+            tokens, width, options.vocabulary or WIDTHS.get(width, 151_936), options.device, dtype
+        )
+        for width in ([options.hidden] if options.hidden else WIDTHS)
+    ]
 
 
-def entries(trained: bool, others: bool = True) -> list[Entry]:
-    """Rows of the table; with others, TRL and Liger where they are installed."""
+def entries(trained: bool, kind: str = "all") -> list[Entry]:
+    """Rows of the table; other heads are whole logits, and TRL and Liger where installed."""
     rows = [
-        Entry("bare products", "products", trained),
+        Entry("bare products", "whole_products", trained),
         Entry("trustclip", "ours", trained),
+    ]
+    if kind == "heads":
+        rows.append(Entry("whole logits", "naive", trained))
+        return rows + [Entry(label, function, trained) for label, function in installed_peers()]
+    rows += [
         Entry("trustclip, no entropy", "ours", trained, entropy=False),
         Entry("trustclip, 50 % zero rows", "ours", trained, zeros=0.5),
         Entry("trustclip, 75 % zero rows", "ours", trained, zeros=0.75),
@@ -104,10 +106,10 @@ def entries(trained: bool, others: bool = True) -> list[Entry]:
     ]
     if not trained:  # the policies share the head
         rows.insert(5, Entry("trustclip + exact KL (Bregman)", "with_bregman_kl", trained))
-    if not others:
+    if kind == "ours":
         return rows
-    rows.append(Entry("naive logits", "naive", trained))
-    rows.append(Entry("naive logits + exact KL", "naive_with_kl", trained))
+    rows.append(Entry("whole logits", "naive", trained))
+    rows.append(Entry("whole logits + exact KL", "naive_with_kl", trained))
     for label, function in installed_peers():
         rows.append(Entry(label, function, trained))
         rows.append(Entry(f"{label}, 50 % zero rows", function, trained, zeros=0.5))
@@ -130,13 +132,6 @@ def _version(package: str) -> str:
     return version(package.replace("_", "-"))
 
 
-def build(entry: Entry, shape: Any) -> Callable[[], Any]:
-    """The call that a row measures, with its inputs."""
-    from trustclip_lab.bench import variants
-
-    return _call(entry, variants.Problem.of(shape, entry.trained))
-
-
 def _call(entry: Entry, problem: Any) -> Callable[[], Any]:
     from trustclip_lab.bench import peers, variants
 
@@ -152,15 +147,14 @@ def _compare(shape: Any, rows: Sequence[Entry], repeats: int) -> Table:
     calls = {entry.label: _call(entry, problem) for entry in rows}
     errors = _disagreement(rows, calls)
     seconds = in_turn(calls, repeats, shape.device)
-    del calls, problem
     floor, own = seconds["bare products"], seconds["trustclip"]
-    memory = {e.label: peak_memory(build, e, shape, device=shape.device) for e in rows}
+    memory = {label: peak_memory(call, shape.device) for label, call in calls.items()}
     return Table(
         f"Loss head, {'trained' if trained else 'frozen'}: {shape}, {_unit(shape)[1]}",
-        ("variant", _unit(shape)[0], "× bare", "× trustclip", "peak MiB", "gradient differs"),
+        ("variant", "× trustclip", "× bare", _unit(shape)[0], "peak MiB", "gradient differs"),
         [
             (
-                e.label, seconds[e.label], seconds[e.label] / floor, seconds[e.label] / own,
+                e.label, seconds[e.label] / own, seconds[e.label] / floor, seconds[e.label],
                 memory[e.label], errors.get(e.label),
             )
             for e in rows
@@ -170,16 +164,15 @@ def _compare(shape: Any, rows: Sequence[Entry], repeats: int) -> Table:
 
 
 def _unit(shape: Any) -> tuple[str, str]:
-    if shape.device == "cuda":
-        return "device s", "bfloat16, forward and backward"
-    return "CPU s", "float32, forward and backward, entropy"
+    unit = "device s" if shape.device == "cuda" else "CPU s"
+    return unit, f"{shape.dtype}, forward and backward, entropy"
 
 
 def _notes(shape: Any, repeats: int) -> list[str]:
     memory = (
         "PyTorch's allocator counts memory beyond the inputs"
         if shape.device == "cuda"
-        else "peak: growth of the resident high-water mark in a separate process"
+        else "peak: growth of the resident high-water mark in a forked process"
     )
     return [
         f"Median of {repeats}, variants alternating in one process; {memory}.",
@@ -190,7 +183,7 @@ def _notes(shape: Any, repeats: int) -> list[str]:
 
 def _disagreement(rows: Sequence[Entry], calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
     """Difference of each variant's gradient from that of trustclip; these calls also warm up."""
-    comparable = [e for e in rows if e.function != "products" and not e.zeros]
+    comparable = [e for e in rows if e.function != "whole_products" and not e.zeros]
     reference = calls["trustclip"]().float()
     return {
         e.label: float((calls[e.label]().float() - reference).abs().max() / reference.abs().max())

@@ -6,8 +6,9 @@ python lab/benchmarks/method_cost.py --help
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
+import hooks
 from printed import measured
 from torch import Tensor
 
@@ -27,6 +28,8 @@ class MethodOptions:
     """Tokens of a sequence."""
     repeats: int = 10
     """Repetitions; the median is reported."""
+    only: Literal["losses", "methods"] | None = None
+    """Losses with the hooks of the engines that are installed, or gradient weights; else both."""
 
     def __post_init__(self) -> None:
         for name in ("sequences", "length", "repeats"):
@@ -48,6 +51,9 @@ def run(options: MethodOptions) -> list[Table]:
     import trustclip as tc
 
     batch = batch_of(options.sequences, options.length)
+    tables = [] if options.only == "methods" else [_losses(batch, options)]
+    if options.only == "losses":
+        return tables
     methods = {name: tc.method(name) for name in tc.methods()}
     calls = {name: lambda m=m: tc.coefficient(m, batch) for name, m in methods.items()}
     update = _update(options.sequences)
@@ -63,7 +69,7 @@ def run(options: MethodOptions) -> list[Table]:
         return 100 * micro(duration, options.length) / micro(step, STEP_LENGTH)
 
     return [
-        _losses(batch, options),
+        *tables,
         Table(
             f"Gradient weights of {options.sequences} × {options.length} tokens",
             ("method", "CPU µs a token", "× clip", "% of an update"),
@@ -115,6 +121,9 @@ def _losses(batch: TokenBatch, options: MethodOptions) -> Table:
             lambda logp: hook(logp, entropy=-old, logp_rollout=old - 0.01)
         ),
     }
+    for name, (own, ours) in hooks.installed(batch).items():
+        losses |= {f"{name}, its own clip": own} if own else {}
+        losses[f"{name}, the hook with atr"] = ours
 
     def call(loss: Callable[[Tensor], Tensor]) -> Callable[[], None]:
         return lambda: loss(batch.logp.detach().clone().requires_grad_()).backward()

@@ -5,7 +5,6 @@ import multiprocessing
 import resource
 import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,29 +12,29 @@ from typing import Any
 from trustclip_lab.bench.measure import MIB, device_peak
 
 
-def peak_memory(build: Callable[..., Callable[[], Any]], *args: Any, device: str = "cpu") -> float:
+def peak_memory(call: Callable[[], Any], device: str = "cpu") -> float:
     """Memory that a call needs beyond its inputs, MiB.
 
-    On a CPU a separate process builds the inputs, notes its resident memory, resets its
-    high-water mark where the system allows it, and calls once; on a GPU PyTorch's allocator counts.
+    On a CPU a forked process notes its resident memory, resets its high-water mark where the system
+    allows it, and calls once; on a GPU PyTorch's allocator counts.
 
     Args:
-      build: function of a module, makes the inputs and returns the call to measure.
-      args: of ``build``; both travel to the other process.
+      call: what is measured; its inputs are there already.
       device: ``"cpu"`` or ``"cuda"``.
     """
     if device == "cuda":
-        return device_peak(build(*args))
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(_resident_peak, build, args).result()
+        return device_peak(call)
+    context = multiprocessing.get_context("fork")
+    result, answer = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: answer.send(_resident_peak(call)))
+    process.start()
+    answer.close()
+    peak = result.recv()
+    process.join()
+    return peak
 
 
-def _resident_peak(build: Callable[..., Callable[[], Any]], args: tuple[Any, ...]) -> float:
-    import torch
-
-    torch.set_num_threads(1)
-    call = build(*args)
+def _resident_peak(call: Callable[[], Any]) -> float:
     gc.collect()
     with suppress(OSError):  # elsewhere the mark stays where the inputs left it
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")

@@ -3,8 +3,8 @@
 from typing import Literal, NamedTuple
 
 _SHEET = "NVIDIA H100 data sheet"
-_FROZEN = "`python lab/benchmarks/head_cost.py --head frozen`, CPU"
-_TRAINED = "`python lab/benchmarks/head_cost.py --head trained`, CPU"
+_FROZEN = "`python lab/benchmarks/head_cost.py --hidden 256 --tokens 1024 --rows ours`, CPU"
+_TRAINED = "`python lab/benchmarks/head_cost.py --hidden 256 --tokens 1024 --rows ours`, CPU"
 _WHOLE = "comparison with published steps"
 
 

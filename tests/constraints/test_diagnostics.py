@@ -65,9 +65,7 @@ def test_a_ratio_of_one_is_in_no_quadrant() -> None:
     ratio = [[1.0, 1.0, 2.0, 2.0, 0.5, 0.5]]
     a = torch.tensor([[1.0, -1.0, 1.0, -1.0, 1.0, -1.0]], dtype=DOUBLE)
     batch = batch_of([[0.3] * 6], ratio, advantages=a)
-    got = [
-        diagnostics.quadrant(name, batch)[0].nonzero().tolist() for name in diagnostics.QUADRANTS
-    ]
+    got = [among[0].nonzero().tolist() for among in diagnostics.quadrants(batch).values()]
     assert got == [[[2]], [[4]], [[3]], [[5]]]
 
 

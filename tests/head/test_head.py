@@ -134,6 +134,25 @@ def test_bfloat16_adds_in_float32(trained, small_tiles):
         assert x.dtype == torch.bfloat16 and (x - y).abs().max() <= 2**-8 * y.abs().max()
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_under_autocast_a_cpu_rounds_factors_alone(trained):
+    """Sums are those of float32, so errors are far below those of logits in bfloat16."""
+    hidden, weight, ids, _ = inputs(64, 2048, 128, torch.float32)
+    leaves, before = [hidden / 8, weight, None], torch.backends.mkldnn.matmul.fp32_precision
+    call = (ids, (torch.linspace(-1, 1, 64), None))
+    with torch.autocast("cpu", torch.bfloat16):
+        got = results(selected_logprobs, leaves, *call, trained=(True, trained, False))
+    assert torch.backends.mkldnn.matmul.fp32_precision == before
+    rounded = [hidden.div(8).bfloat16().float(), weight.bfloat16().float(), None]
+    for factors in (rounded, leaves):  # a processor without bfloat16 rounds nothing
+        want = results(dense, factors, *call, trained=(True, trained, False))
+        if (got[0] - want[0]).abs().max() < 1e-5:
+            break
+    assert (got[0] - want[0]).abs().max() < 1e-5 and got[0].dtype == torch.float32
+    for x, y in zip(got[1:], want[1:], strict=True):
+        assert (x - y).abs().max() <= 2**-7 * y.abs().max()
+
+
 def test_large_logits_and_sure_tokens():
     weight = torch.eye(3)
     hidden = torch.tensor([[1e4, 0.0, 0.0], [-1e4, 0.0, 0.0], [20.0, 0.0, 0.0]])

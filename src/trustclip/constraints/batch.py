@@ -163,10 +163,7 @@ class TokenBatch:
         for name, value in values.items():
             tensor = value if name in _WITH_GRADIENT else value.detach()
             object.__setattr__(self, name, zero_masked(tensor, self.mask))
-        # A GPU would have to be waited for, and a tensor that is traced has no number to look at.
-        plain = type(self.logp) is Tensor and not torch.compiler.is_compiling()
-        looks = plain and self.logp.device.type == "cpu"
-        if looks and (problem := self.not_logarithms()):
+        if self.readable and (problem := self.not_logarithms()):
             warnings.warn(problem, stacklevel=3)
 
     @classmethod
@@ -253,6 +250,12 @@ class TokenBatch:
         return None
 
     @property
+    def readable(self) -> bool:
+        """Whether numbers can be looked at: on a GPU they would be waited for."""
+        plain = type(self.logp) is Tensor and not torch.compiler.is_compiling()
+        return plain and self.logp.device.type == "cpu"
+
+    @property
     def finite(self) -> Tensor:
         """True for unmasked tokens with finite numbers only: the tokens statistics are over.
 
@@ -328,10 +331,6 @@ class TokenBatch:
                 f"this method needs `{name}` in the batch; it comes from {SUPPLIERS[name]}."
             )
         return value
-
-    def with_logp(self, logp: Tensor) -> "TokenBatch":
-        """The same batch with another ``logp``."""
-        return replace(self, logp=logp)
 
 
 def _check_tensor(name: str, value: object) -> None:

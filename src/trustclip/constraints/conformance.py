@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -211,7 +211,7 @@ class _Gradients(NamedTuple):
         comparable = batch.mask.clone()
         if batch.log_ratio.any():  # else nothing is rounded
             for shift in (-_AT_EDGE[case.dtype], _AT_EDGE[case.dtype]):
-                _, moved = gradient(method, batch.with_logp(batch.logp + shift))
+                _, moved = gradient(method, replace(batch, logp=batch.logp + shift))
                 comparable &= moved.kept == surrogate.kept
         rows = torch.arange(len(ours)).chunk(case.parts)
         theirs = -torch.cat([_derivative(loss, named, case, some) for some in rows])

@@ -136,7 +136,7 @@ def ask(method: Method, batch: TokenBatch) -> Answer:
     """
     leaf = batch.logp.detach().requires_grad_()
     with torch.enable_grad():
-        surrogate = method.surrogate(batch.with_logp(leaf))
+        surrogate = method.surrogate(replace(batch, logp=leaf))
     if problem := _malformed(surrogate, batch):
         raise _BrokenError("form", problem)
     c = derivative(surrogate.objective, leaf)
@@ -214,7 +214,7 @@ def _nan(method: Method, batch: TokenBatch) -> Iterator[Fault]:
     """A log-probability that is NaN must reach the loss or the gradient."""
     there = torch.zeros_like(batch.mask)
     there[tuple(batch.mask.nonzero()[3].tolist())] = True
-    answer = ask(method, batch.with_logp(batch.logp.masked_fill(there, torch.nan)))
+    answer = ask(method, replace(batch, logp=batch.logp.masked_fill(there, torch.nan)))
     seen = ~(answer.c + method.surrogate(answer.batch).objective).isfinite()
     text = "A log-probability of NaN is hidden: objective and gradient are numbers"
     yield from answer.faults(there & ~seen, "nan", text)

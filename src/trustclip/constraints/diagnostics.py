@@ -44,12 +44,12 @@ _WITH_COUNTS = ("gated/p_old_", "gated/entropy_")
 HISTOGRAM_EDGES = tuple((i + 0.5) * 0.005 for i in range(-201, 201))
 
 
-def quadrant(name: str, batch: TokenBatch) -> Tensor:
-    """True for the unmasked tokens of a quadrant of `QUADRANTS`. Shape [batch, time]."""
-    sign, side = name.split("_")
+def quadrants(batch: TokenBatch) -> dict[str, Tensor]:
+    """True for the unmasked tokens of each of `QUADRANTS`, by its name. Each [batch, time]."""
     x, a = batch.log_ratio.detach(), batch.advantages
-    in_sign = a > 0 if sign == "positive" else a < 0
-    return batch.mask & in_sign & ((x > 0) if side == "above" else (x < 0))
+    signs, sides = (batch.mask & (a > 0), batch.mask & (a < 0)), (x > 0, x < 0)
+    pairs = (sign & side for sign in signs for side in sides)
+    return dict(zip(QUADRANTS, pairs, strict=True))
 
 
 @torch.no_grad()
@@ -82,13 +82,14 @@ def token_metrics(
       >>> total.item(), count.item()
       (1.0, 2.0)
     """
-    whole, unmasked = batch, batch.mask
-    batch = replace(batch, mask=batch.finite)
+    whole, unmasked, finite = batch, batch.mask, batch.finite
+    if not (batch.readable and torch.equal(finite, unmasked)):
+        batch = replace(batch, mask=finite)
     x, mask = batch.log_ratio, batch.mask
     gated = mask & ~surrogate.kept  # [batch, time]
     values = {  # each 0 where masked
         "gated": gated,
-        **{f"gated/{name}": gated & quadrant(name, batch) for name in QUADRANTS},
+        **{f"gated/{name}": gated & among for name, among in quadrants(batch).items()},
         "off_policy": mask & (x.abs() > ROUNDING),
         "zero_advantage": mask & (batch.advantages == 0),
         "ratio": zero_masked(safe_exp(x), mask),

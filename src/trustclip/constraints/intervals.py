@@ -93,7 +93,8 @@ def _newton(step: Callable[[float, float], float], x: float, delta: float) -> fl
 
 
 def _k3_step(x: float, delta: float) -> float:
-    k3_of_x = k3_series(x) if abs(x) < 1 else math.expm1(x) - x
+    tensor = torch.tensor(x, dtype=torch.float64)
+    k3_of_x = k3_series(tensor).item() if abs(x) < 1 else math.expm1(x) - x
     return (k3_of_x - delta) / math.expm1(x)
 
 

@@ -21,7 +21,7 @@ from trustclip.constraints.diagnostics import (
     QUADRANTS,
     Window,
     bucket,
-    quadrant,
+    quadrants,
     ranges,
 )
 from trustclip.constraints.loss import gradients
@@ -250,7 +250,7 @@ def _sums(batch: TokenBatch, pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor
     gated = torch.stack([finite & ~kept for _, kept in pairs]).flatten(1).to(dtype)  # [methods, N]
     c = torch.stack([zero_masked(c, finite) for c, _ in pairs]).flatten(1)  # [methods, N]
     place = bucket(batch.p_old, P_OLD_EDGES).flatten()  # [N]
-    of_kind = [finite, *(quadrant(name, batch) for name in QUADRANTS)]
+    of_kind = [finite, *quadrants(batch).values()]
     of_kind = [kind.flatten() for kind in of_kind] + [place == k for k in range(len(_P_OLD))]
     members = torch.stack(of_kind, dim=1).to(dtype)  # [N, kinds]
     rows = torch.cat([gated, finite.flatten()[None].to(dtype)])  # [methods + 1, N]

@@ -175,7 +175,7 @@ class _Score(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
         directed = of_hidden and not (of_weight or of_bias) and head.cap is None
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(hidden.device.type, enabled=False), head.products():
             planned = replace(plan, mean=plan.mean or directed)
             running, mean, collision = _pass(head, hidden, ids, planned)
             direction = None
@@ -210,7 +210,7 @@ class _Score(torch.autograd.Function):
             grad_inputs[0], needs[0] = (direction * grad_logp[:, None]).to(hidden.dtype), False
         if any(needs):
             rows = Rows(hidden, ids, log_partition, entropy, grad_logp, grad_entropy)
-            with torch.autocast(hidden.device.type, enabled=False):
+            with torch.autocast(hidden.device.type, enabled=False), ctx.head.products():
                 rest = gradients(ctx.head, rows, needs)
             grad_inputs = [a if b is None else b for a, b in zip(grad_inputs, rest, strict=True)]
         return *grad_inputs, *(None,) * 3
@@ -225,14 +225,14 @@ def _pass(
       Softmax statistics; expected rows of the weight [N, H], if planned; collision probabilities
       [N], if planned.
     """
-    tokens, rounds = len(hidden), head.compute_dtype != head.dtype
+    tokens, stored = len(hidden), head.compute_dtype != head.dtype
     start = Running.start(hidden.new_empty(tokens, dtype=head.dtype), plan.entropy)
-    running = start.of_tokens(rounds and plan.mean)
+    running = start.of_tokens((stored or head.rounds) and plan.mean)
     squares = torch.zeros_like(start.max) if plan.collision else None  # of e^{z - max}. [N]
     means = hidden.new_zeros(hidden.shape, dtype=head.dtype) if plan.mean else None  # [N, H]
     blocks = list(head.blocks(tokens))
     weights = Tile(head, blocks, head.compute_dtype)
-    logits = Tile(head, blocks, head.dtype) if rounds else weights
+    logits = Tile(head, blocks, head.dtype) if stored else weights
     shrinks = torch.empty_like(running.max)
     for block in blocks:
         operand = head.operand(hidden[block])  # [rows, H]

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -27,8 +28,9 @@ class Head:
     weight with rows that no token has counts them, as a model's own loss does; ``weight[:tokens]``
     (and ``bias[:tokens]``) leaves them out, and their gradient is 0.
 
-    Half-precision factors stay half precision on a GPU, whose products add in float32; a CPU gets
-    float32 factors. The weight is converted tile by tile, never whole.
+    Half-precision factors stay half precision on a GPU, whose products add in float32. A CPU gets
+    float32 factors, and its products round them where the weight or autocast is bfloat16. The
+    weight is converted tile by tile, never whole.
 
     Args:
       weight: $W$. Shape [V, H].
@@ -46,6 +48,8 @@ class Head:
     cap: float | None = None
     #: Dtype of the factors of products; fixed here, since autocast is off in a backward pass.
     compute_dtype: torch.dtype = field(init=False)
+    #: Whether a CPU's products round float32 factors to bfloat16 and add in float32.
+    rounds: bool = field(init=False)
 
     def __post_init__(self) -> None:
         if _is_dtensor(self.weight):
@@ -65,10 +69,12 @@ class Head:
             raise ValueError(f"`temperature` must be positive, got {self.temperature}.")
         if self.cap is not None and not self.cap > 0:
             raise ValueError(f"the cap of logits must be positive, got {self.cap}.")
-        dtype = self.weight.dtype if self.weight.is_cuda else self.dtype
-        if self.weight.is_cuda and torch.is_autocast_enabled("cuda"):
-            dtype = torch.get_autocast_dtype("cuda")
-        object.__setattr__(self, "compute_dtype", dtype)
+        dtype = self.weight.dtype
+        if torch.is_autocast_enabled(self._device):
+            dtype = torch.get_autocast_dtype(self._device)
+        rounds = (self._device, self.dtype, dtype) == ("cpu", torch.float32, torch.bfloat16)
+        object.__setattr__(self, "compute_dtype", dtype if self.weight.is_cuda else self.dtype)
+        object.__setattr__(self, "rounds", rounds)
 
     @classmethod
     def of(
@@ -176,6 +182,17 @@ class Head:
             z = torch.einsum("nh,nkh->nk", operand, gathered)  # [rows, K]
             z = (z if self.bias is None else z + self.bias[ids]) / self.temperature
         return z if self.cap is None else (z / self.cap).tanh().mul(self.cap)
+
+    @contextmanager
+    def products(self) -> Iterator[None]:
+        """Where products of float32 are those of this head; see ``rounds``."""
+        matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+        before = matmul.fp32_precision
+        matmul.fp32_precision = "bf16" if self.rounds else before
+        try:
+            yield
+        finally:
+            matmul.fp32_precision = before
 
     @property
     def _device(self) -> str:

@@ -97,11 +97,14 @@ def fold(
         torch.maximum(last, z.amax(dim=1), out=top)  # [size]
         below = torch.sub(z, top[:, None], out=memory[: len(z)])  # [size, columns]
         exact = exp(below, out=e if e.dtype == z.dtype else torch.empty_like(below))
-        if exact is not e:
-            e.copy_(exact)  # rounded for a product; the sums are those of the exact weights
         torch.sum(exact, dim=1, out=mass)  # [size]
         if running.first_moment is not None:
             torch.sum(below.mul_(exact), dim=1, out=first)
+        # Rounded for a product; the sums are those of the exact weights.
+        if exact is not e:
+            e.copy_(exact)
+        elif running.rounded_sum is not None:
+            e.copy_(exact.bfloat16())
     gap = before.sub_(running.max)  # [rows], old max minus new: never positive
     torch.exp(gap, out=shrink)
     if running.first_moment is not None:

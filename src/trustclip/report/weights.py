@@ -54,7 +54,7 @@ def _of_sign(chosen: Method, ratios: Tensor, probabilities: Sequence[float], a: 
         density=True,  # ratios are drawn whose new probability would be above 1
     )  # fmt: skip
     if chosen.statistics_over == "generation":
-        batch = replace(batch, statistics=chosen.statistics(batch.with_logp(old)))
+        batch = replace(batch, statistics=chosen.statistics(replace(batch, logp=old)))
     return (coefficient(chosen, batch) / a).view(shape)
 
 

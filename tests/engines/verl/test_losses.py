@@ -47,7 +47,7 @@ def test_verl_gives_the_gradient_of_both_engines(method: tc.Method, loss_type: s
 def test_the_loss_is_that_of_policy_loss(method: tc.Method) -> None:
     batch = engine_cases.batch_for(method, torch.float64)
     leaf = batch.logp.clone().requires_grad_()
-    ours = tc.policy_loss(method, batch.with_logp(leaf), "token_mean")
+    ours = tc.policy_loss(method, dataclasses.replace(batch, logp=leaf), "token_mean")
     ours.value.backward()
     loss, gradient, metrics = called(batch, actor(settings_of(method)))
     torch.testing.assert_close(loss, ours.value.detach())

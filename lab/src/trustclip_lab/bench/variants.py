@@ -28,13 +28,15 @@ class Shape:
       tokens: N.
       hidden: H.
       vocabulary: V.
-      device: ``"cpu"``, in float32, or ``"cuda"``, in bfloat16.
+      device: ``"cpu"`` or ``"cuda"``.
+      dtype: of hidden states and weight; that of the device when None.
     """
 
     tokens: int
     hidden: int
     vocabulary: int
     device: str = "cpu"
+    dtype: str | None = None
 
     def __str__(self) -> str:
         return f"N = {self.tokens}, H = {self.hidden}, V = {self.vocabulary}"
@@ -56,7 +58,8 @@ class Problem:
         """Random, with the distributions of a language model: most tokens nearly sure."""
         g = torch.Generator(shape.device).manual_seed(0)
         random = partial(torch.randn, generator=g, device=shape.device)
-        dtype = torch.bfloat16 if shape.device == "cuda" else torch.float32
+        usual = "bfloat16" if shape.device == "cuda" else "float32"
+        dtype = getattr(torch, shape.dtype or usual)
         weight = random(shape.vocabulary, shape.hidden)
         weight.mul_(2.8 / math.sqrt(shape.hidden))
         ids = torch.randint(0, shape.vocabulary, (shape.tokens,), generator=g, device=shape.device)

@@ -117,9 +117,8 @@ class KLWatch:
     @staticmethod
     def _too_fine(method: Method, weight: Tensor, autocast: str) -> bool:
         """Whether a threshold is below the resolution of `bregman_kl`, which is warned of."""
-        dtype = weight.dtype if weight.is_cuda or weight.dtype == torch.float64 else torch.float32
-        if weight.is_cuda and autocast != "no":
-            dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(autocast, dtype)
+        modes = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        dtype = modes.get(autocast, weight.dtype)
         resolved, least = RESOLVES.get(dtype, 0.0), least_kl(method)
         if least is None or least >= resolved:
             return False

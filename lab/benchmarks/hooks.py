@@ -60,7 +60,7 @@ def _trl(batch: TokenBatch) -> Iterator[Call]:
         def call(logp: Tensor, made: Any = made) -> Tensor:
             passed = (logp, batch.entropy, None)
             scored = {"_get_per_token_logps_and_entropies": lambda *_, **__: passed}
-            with patch.multiple(GRPOTrainer, **scored):
+            with patch.multiple(GRPOTrainer, **scored):  # type: ignore[call-overload]
                 return made._compute_loss(made.model, dict(inputs))
 
         yield call

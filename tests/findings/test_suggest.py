@@ -146,7 +146,7 @@ def test_a_gate_closes_on_no_more_tokens_as_its_thresholds_widen(method):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["cispo"], "'cispo' has no threshold that decides which tokens it cuts"),
+        (["cispo"], "no threshold can be suggested for 'cispo', because none"),
         (["both"], "'both' has no threshold"),
         (["full_kl"], "needs `kl_old_new`"),
         (["trpo"], "statistics over all ranks"),

@@ -25,7 +25,7 @@ def of_run(course: Course) -> Iterator[Finding]:
     if clear:
         text += f". It fell: the last interval lies below the {clear[0]} one"
     elif fell and fell[0][0] == "first":
-        text += ". It fell from the first to the last, by less than the intervals resolve"
+        text += ". It fell from the first to the last, but by less than the intervals can show"
     lost = collapsed(run)
     if lost:
         text += f". It collapsed: less than {percent(KEPT)} of its best score is left"
@@ -33,8 +33,8 @@ def of_run(course: Course) -> Iterator[Finding]:
     if clear or lost:
         below_it = ", and the last interval lies below" if clear else ""
         advice = (
-            f"the evaluation score was highest {_when(top[0])}{below_it}: a smaller learning rate, "
-            "or fewer updates, before another threshold."
+            f"the evaluation score was highest {_when(top[0])}{below_it}: try a smaller learning "
+            "rate, or fewer updates, before another threshold."
         )
     name = "collapsed" if lost else "fell" if clear else "course"
     severity = "fault" if lost else "warning" if clear else "note"

@@ -52,8 +52,8 @@ def suggest(method: Method, share: float, paths: Sequence[Path]) -> Suggestion:
         raise ValueError(f"the share must be between 0 and 1, got {share:g}.")
     if not thresholds(method):
         raise ValueError(
-            f"{method.name!r} has no threshold that decides which tokens it cuts: there is nothing "
-            "to suggest."
+            f"no threshold can be suggested for {method.name!r}, because none of its settings "
+            "decides which tokens it cuts."
         )
     if reason := refusal(method, supplied(paths), "this log"):
         raise ValueError(reason)

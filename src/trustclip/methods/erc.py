@@ -14,7 +14,7 @@ _LEAST = 1e-8
 
 @definition
 class ERC(Weighted):
-    r"""ERC: any method, without the tokens at whose position the entropy has changed too much.
+    r"""ERC: any method drops the tokens at whose position the entropy has changed too much.
 
     $$
     J_t \cdot \mathbf 1\Big[1 - \epsilon_{low} < \frac{H_t(\pi_\theta)}{H_t(\pi_{old})} <

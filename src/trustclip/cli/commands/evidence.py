@@ -72,8 +72,8 @@ class Report(Choice):
     output_dir: Annotated[Path, Also(("-o",))] = Path("report")
     """Folder of the page, the tables and the figures."""
     reaches: float | None = None
-    """Also report how many updates it takes to score this, a share of 1 such as 0.9; a suite
-    file may set it as well."""
+    """Also report after how many updates a run first reaches this score, such as 0.9; a suite file
+    can set it too."""
 
 
 @reads(Report)

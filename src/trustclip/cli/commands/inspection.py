@@ -22,8 +22,8 @@ class Tokens:
     count: int = 3
     """Number of completions."""
     constraint: str = "this run"
-    """Constraint to look through: of the run, or clip, clip_higher, atr, dppo, gspo, icepop at
-    their defaults, computed from the recorded log-probabilities."""
+    """Whose cuts to show: those of the run, or those that clip, clip_higher, atr, dppo, gspo or
+    icepop with default settings would have made on the same tokens."""
 
 
 @reads(Tokens)

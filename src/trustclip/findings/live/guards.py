@@ -142,9 +142,9 @@ class RowGuards:
         if share is None or share < ALL_CUT:
             return None if share is None else ""
         return (
-            f"{share:.0%} of completions lack an end token, as those cut off at the length limit "
-            "do: a truncated answer cannot be right. Raise max_completion_length, or teach the "
-            "model the format and its end first (sft)."
+            f"{share:.0%} of completions lack an end token, because they reached the length limit: "
+            "a truncated answer cannot be right. Raise max_completion_length, or teach the model "
+            "the format and its end first (sft)."
         )
 
     def _closed(self, row: Row) -> str | None:
@@ -170,7 +170,7 @@ class RowGuards:
         return (
             f"{what} jumped to {value:.3g}, {abs(value) / largest:.0f} times the largest of the "
             f"{len(before)} rows before ({largest:.3g}). One jump may pass; if reward or entropy "
-            "then fall, go back to the checkpoint before it and lower learning_rate or "
+            "then fall, go back to the checkpoint before the jump and lower learning_rate or "
             "max_grad_norm."
         )
 

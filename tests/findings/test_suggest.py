@@ -147,7 +147,7 @@ def test_a_gate_closes_on_no_more_tokens_as_its_thresholds_widen(method):
     ("arguments", "words"),
     [
         (["cispo"], "no threshold can be suggested for 'cispo', because none"),
-        (["both"], "'both' has no threshold"),
+        (["both"], "no threshold can be suggested for 'both'"),
         (["full_kl"], "needs `kl_old_new`"),
         (["trpo"], "statistics over all ranks"),
         (["atrr"], "did you mean 'atr'"),

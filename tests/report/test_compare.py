@@ -223,7 +223,7 @@ def test_an_answer_written_twice_counts_once_and_is_said(tmp_path):
     rewritten(twice, lambda row: [row, row] if first_problem(row) else [row])
     found, text = compared(first, twice)
     assert [c.difference for c in found] == [c.difference for c in before]
-    assert "4 answers of evaluations written twice: each counts once" in " ".join(text.split())
+    assert "4 answers were written twice: each counts once" in " ".join(text.split())
 
 
 def test_a_judgement_that_is_no_number_is_named(tmp_path):

@@ -124,7 +124,9 @@ def test_an_evaluation_that_was_cut_short_is_not_scored(tmp_path):
     append_jsonl(path / "samples.jsonl", [row])
     run = read_run(path)
     assert [e.step for e in run.evaluations] == [9]
-    assert run.remarks == ["the evaluation at step 20 is incomplete: 1 answers, not scored"]
+    assert run.remarks == [
+        "the evaluation at step 20 is incomplete: it has 1 answers and is not scored"
+    ]
 
 
 def test_logged_scores_stand_in_where_samples_are_gone(tmp_path):

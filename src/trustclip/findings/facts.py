@@ -28,7 +28,7 @@ OUTSIDE = 0.1
 #: Entropy counts as fallen below the first share, and as risen above the second.
 FALLEN, RISEN = 0.5, 1.5
 #: The guard `entropy_collapse` warns below this share: twenty healthy runs stayed above it.
-COLLAPSED = 0.05
+NEARLY_SURE = 0.05
 #: The scatter about a line is an estimate if there are at least so many values.
 SCATTERED = 4
 
@@ -80,7 +80,7 @@ NORMAL = (
 #: Few completions carry an update if its effective sample size is below this share of them.
 FEW = 0.3
 #: A sentence mentions the growth of the distance over a run if it exceeds this factor.
-DRIFTED = 2.0
+WORSENED = 2.0
 #: A sentence names so many tokens, and a table lists so many of each run.
 NAMED, LISTED = 3, 10
 
@@ -91,7 +91,7 @@ ALPHA, LEVEL = 0.05, 0.95
 LOST = 0.01
 #: A run has collapsed if it ends below this share of its best score, and the fall is significant
 #: by problem at this p: some unlucky samples are no collapse.
-KEPT, FELL = 0.7, 0.01
+LEFT, FELL = 0.7, 0.01
 #: From so many runs on, a 95 % interval of their mean holds the true mean in about 95 % of cases,
 #: even if one run in four collapses (`collapses` of benchmarks/coverage.py).
 ENOUGH_RUNS = 10

@@ -8,7 +8,6 @@ from trustclip.constraints.base import Trait
 from trustclip.findings.course import Course
 from trustclip.findings.facts import (
     ABSOLUTE,
-    DRIFTED,
     EXP_ABSOLUTE,
     FEW,
     LARGE,
@@ -17,6 +16,7 @@ from trustclip.findings.facts import (
     NORMAL,
     ROUNDING,
     STILL,
+    WORSENED,
 )
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import PREFIX, ends, mean, percent, values
@@ -82,7 +82,7 @@ def _distance(course: Course) -> Finding:
         )
         return Finding("sampler/exact", "ok", text, evidence)
     first, last = ends(values(rows, "sampler/k3"))
-    grown = f", from {first:.2g} at first to {last:.2g} at last" if last > DRIFTED * first else ""
+    grown = f", from {first:.2g} at first to {last:.2g} at last" if last > WORSENED * first else ""
     more = "more" if differs > moved else "less"
     text = (
         f"The sampler differs from the trainer by {more} than the updates moved the policy: by "
@@ -115,7 +115,7 @@ def _differs(course: Course) -> Iterator[Finding]:
         yield Finding("sampler/exact", "ok", text, evidence)
         return
     first, last = ends(k3 or absolute or k1)
-    grew = first > 0 and last > DRIFTED * first
+    grew = first > 0 and last > WORSENED * first
     grown = f"; it grew from {first:.2g} to {last:.2g}" if grew else ""
     text = f"The sampler differs from the trainer by {listing}{grown}."
     limits = {"k3": LARGE, "abs": ABSOLUTE}

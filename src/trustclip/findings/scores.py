@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from trustclip.findings.course import Course
 from trustclip.findings.evaluated import below, collapsed, scores_by_update
-from trustclip.findings.facts import KEPT, TRUNCATED
+from trustclip.findings.facts import LEFT, TRUNCATED
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import percent
 
@@ -28,7 +28,7 @@ def of_run(course: Course) -> Iterator[Finding]:
         text += ". It fell from the first to the last, but by less than the intervals can show"
     lost = collapsed(run)
     if lost:
-        text += f". It collapsed: less than {percent(KEPT)} of its best score is left"
+        text += f". It collapsed: less than {percent(LEFT)} of its best score is left"
     advice = ""
     if clear or lost:
         below_it = ", and the last interval lies below" if clear else ""

@@ -12,7 +12,7 @@ from trustclip.findings.facts import (
     DROPPED,
     GROWN,
     IDLE,
-    KEPT,
+    LEFT,
     LOSS_HAS_GRADIENT,
     NO_LOSS,
     TRUNCATED,
@@ -70,7 +70,7 @@ def _drop(course: Course) -> Iterator[Finding]:
     for before, after in pairwise(row for row in course.rows if row.get("reward_std")):
         fall = before["reward"] - after["reward"]
         size = many.get(max((step for step in many if step < after["step"]), default=-1), 0)
-        if not size or after["reward"] > KEPT * before["reward"]:
+        if not size or after["reward"] > LEFT * before["reward"]:
             continue
         error = sqrt((before["reward_std"] ** 2 + after["reward_std"] ** 2) / size)
         if fall > DROPPED * error and (worst is None or fall > worst[0]):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trustclip.findings.facts import ALPHA, KEPT
+from trustclip.findings.facts import ALPHA, LEFT
 from trustclip.findings.groups import Group, names
 from trustclip.findings.learning import Learning, Number
 from trustclip.report.results import p_text
@@ -29,7 +29,7 @@ def table_of(
         "Area is the mean score of a run on its way, in percent: the area under the learning curve "
         "of Mean@K, divided by its length (trapezoidal rule over the updates of all evaluations). "
         "Differences are to the reference, and p is corrected for all of them (Holm). Collapsed "
-        f"is the share of runs that ended below {percent(KEPT, 0)} % of their best "
+        f"is the share of runs that ended below {percent(LEFT, 0)} % of their best "
         "evaluation, in percent. Brackets hold 95 % intervals: of areas as of final scores, of "
         "rates Clopper and Pearson's."
     ]

@@ -181,7 +181,7 @@ def _check_candidates(trainer: Any) -> None:
     if reasons:
         raise ValueError(
             f"{dependent!r} needs `candidates`, the sampler's log-probabilities of further tokens, "
-            f"and they cannot be kept here: {reasons[0]}."
+            f"and these cannot be recorded here: {reasons[0]}."
         )
 
 

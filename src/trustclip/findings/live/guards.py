@@ -11,10 +11,10 @@ from typing import Any
 from trustclip.findings.facts import (
     ALL_CUT,
     CLOSED,
-    COLLAPSED,
     FIRST_ROWS,
     MASTERED,
     MAX_SKIPPED,
+    NEARLY_SURE,
     PATIENCE,
     SKIP_WINDOW,
     SPIKE,
@@ -114,7 +114,7 @@ class RowGuards:
             return None
         first = sorted(self._first_entropies)[FIRST_ROWS // 2]
         mastered = self._accuracy is not None and self._accuracy >= MASTERED
-        if mastered or entropy >= COLLAPSED * first:
+        if mastered or entropy >= NEARLY_SURE * first:
             return ""
         right = "" if self._accuracy is None else f", with {self._accuracy:.0%} of answers right"
         return (

@@ -195,7 +195,7 @@ def test_the_command_says_thresholds_interval_and_twins(log, capsys):
     first, second, third, *rest = capsys.readouterr().out.splitlines()
     assert first.startswith("ClipHigher(low=0.")
     assert "would have cut 5.00 % [" in second and "over 12 generations" in second
-    assert third == "moved together, their ratios kept: low, high"
+    assert third == "these were moved together by one factor: low, high"
     assert any(line.startswith("  TRL") and "epsilon=" in line for line in rest)
     assert any(line.startswith("  verl") and "clip_ratio_low=" in line for line in rest)
 

@@ -14,7 +14,7 @@ from trustclip.logs.reader import Evaluation, Run
 from trustclip.logs.samples import problem_rows
 from trustclip.support.names import some
 
-#: What determines a prompt, and how completions are drawn.
+#: These settings determine a prompt, and how completions are drawn.
 _PROMPT = ("system", "template", "answer", "thinking", "chat_template")
 _SAMPLING = ("temperature", "top_p", "max_tokens")
 

@@ -142,8 +142,7 @@ OTHER_WEIGHTS = 0.1
 WITHIN_FLOOR, OTHER_THAN_FLOOR = 1.5, 3.0
 #: Neither is the cause between so many times what kernels make and this share of half precision.
 ABOVE_KERNELS, BELOW_HALF = 10.0, 0.5
-#: float16 and TF32 have three bits more than bfloat16: they make an eighth of its noise, within
-#: this factor.
+#: float16 and TF32 make an eighth of bfloat16's noise (three bits more), within this factor.
 FINER, FINER_FACTOR = 0.125, 2.0
 #: d follows the trainer's own change of precision if they correlate at least this well.
 FOLLOWS = 0.2
@@ -154,8 +153,7 @@ EXPLAINED, EXPLAINED_FAR, EXACT = 0.8, 0.4, 0.9
 FAR = 2.0
 #: Differences have two sides if the smaller side's sum is at least this share of the other's.
 ONE_SIDED = 0.1
-#: Outliers are the cause if the largest 2 % have this share of all differences, and the median is
-#: below the second number.
+#: The largest 2 % are outliers if they have this share of all differences, at a lower median.
 OUTLIERS, OUTLIERS_MEDIAN = 0.9, 0.01
 #: A token is in the tail if it differs by this many medians, each difference over 1 - p, and by
 #: these nats; a tail has this share of all squared differences, and a share of the tokens in here.

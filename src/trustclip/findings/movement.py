@@ -48,15 +48,13 @@ def _unequal(course: Course) -> Iterator[Finding]:
 def _distance(course: Course) -> Finding:
     rows = course.full
     low, high = (values(rows, f"ratio_q{q}") for q in ("01", "99"))
-    sizes = values(rows, "ess")
-    text = (
-        f"{_subject(course)} {mean(rows, 'k3'):.2g} nats per token and update (k3, a KL estimate)"
-    )
+    k3, sizes = mean(rows, "k3"), values(rows, "ess")
+    text = f"{_subject(course)} {k3:.2g} nats per token and update (k3, a KL estimate)"
     if low and high:
         text += f"; 98 % of ratios were between {fmean(low):.3g} and {fmean(high):.3g}"
     if sizes:
         text += f"; the effective sample size was at least {100 * min(sizes):.0f} % of the tokens"
-    return Finding("movement/k3", "note", f"{text}.", {"k3": mean(rows, "k3")})
+    return Finding("movement/k3", "note", f"{text}.", {"k3": k3})
 
 
 def _subject(course: Course) -> str:

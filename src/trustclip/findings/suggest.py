@@ -16,9 +16,9 @@ from trustclip.logs.watched import chunks, supplied
 from trustclip.stats import Interval, RunSummary
 from trustclip.support.text import percent
 
-#: Factors of the method's own thresholds between which the search begins, and how many of them.
+#: The search begins between these factors of the method's own thresholds, at so many of them.
 _FACTORS, _FIRST = (1e-6, 1e6), 25
-#: Further passes over the log, and factors within each bracket that a pass looks at.
+#: So many passes over the log follow, each with so many factors within a bracket.
 _PASSES, _EACH = 4, 8
 #: Fewer generations, or prompts, say little about how much shares vary between them.
 _FEW = 8

@@ -8,7 +8,7 @@ from trustclip.constraints.compose import Weighted
 from trustclip.constraints.registry import Part
 from trustclip.methods.clip_higher import ClipHigher
 
-#: Added to both entropies, nats, so that a position without any choice has ratio 1. The source's.
+#: Both entropies get this much more (nats), as in the source: without any choice the ratio is 1.
 _LEAST = 1e-8
 
 

@@ -22,7 +22,7 @@ from trustclip.support.names import some
 from trustclip.support.terminal import print_table
 from trustclip.support.text import bracket, one_line, percent, title_of
 
-#: Verdicts that are of a method; the others are of its difference from the reference.
+#: These verdicts are about a method; all others are about its difference from the reference.
 STATES = ("identical", "not compared")
 
 

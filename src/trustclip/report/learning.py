@@ -9,7 +9,7 @@ from trustclip.report.results import p_text
 from trustclip.report.tables import NOTHING, Cell, Table, TableRow
 from trustclip.support.text import bracket, percent
 
-#: Of numbers that are written as they are, where shares are written in percent.
+#: This unit writes a number as it is; shares are written in percent.
 _ONE = 0.01
 
 

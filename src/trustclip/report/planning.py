@@ -21,7 +21,7 @@ from trustclip.stats.scores import benchmarks, macro_weights, problem_scores, st
 from trustclip.support.terminal import print_table
 from trustclip.support.text import title_of
 
-#: What more problems or samples would do: names, and factors of both.
+#: Columns of the table by name: so many times the problems, and so many times the samples.
 TRADES = {"seeds": (1, 1), "K x 4": (1, 4), "problems x 4": (4, 1)}
 
 

@@ -47,7 +47,7 @@ class Power(Choice):
     gap: float = 3.0
     """Difference that would matter, in points of the score."""
     power: float = 0.8
-    """Probability of detecting it."""
+    """Probability of detecting this difference."""
     comparisons: int | None = None
     """Number of methods that the planned experiment compares with its reference; those of the
     pilot when unset."""

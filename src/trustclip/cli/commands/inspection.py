@@ -16,7 +16,7 @@ class Tokens:
     run: Argument[Path]
     """A run directory, or a file of tokens (.parquet, .jsonl)."""
     update: int | None = None
-    """Only completions used in this update, counted from 1; all when unset."""
+    """Show only completions used in this update, counted from 1; all when unset."""
     worst: bool = False
     """Show the completions of which the largest share is cut, instead of the first."""
     count: int = 3
@@ -49,11 +49,11 @@ class Microscope:
 
     files: Argument[tuple[Path, ...]] = ()
     """Files of tokens (.parquet, .jsonl), run directories, prime-rl's token export, TRL's
-    completions, verl's rollouts, UNIPO's steps; without one, a sample."""
+    completions, verl's rollouts, UNIPO's steps; without any, the page shows a sample."""
     out: Annotated[Path, Also(("-o",))] = Path("microscope.html")
     """File of the page."""
     open: bool = False
-    """Show it in the browser."""
+    """Show the page in the browser."""
 
 
 @reads(Microscope)

@@ -195,10 +195,10 @@ def _no_candidates(args: ConstrainedGRPOConfig) -> Iterator[str]:
     if args.candidates == 0:
         yield "`candidates` is 0; leave it out, or set how many to keep"
     if args.head == "trl":
-        yield "head='trl' computes that of the sampled token alone; leave `head` out"
+        yield "head='trl' scores the sampled token alone; leave `head` out"
     if args.use_transformers_continuous_batching:
         yield (
-            "continuous batching returns that of the sampled token alone; leave "
+            "continuous batching scores the sampled token alone; leave "
             "use_transformers_continuous_batching out"
         )
     if args.use_vllm and (args.candidates or 0) > MOST:

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-#: Most tokens requested from vLLM at a position: each is a Python object there.
+#: vLLM is asked for at most so many tokens at a position: each is a Python object there.
 MOST = 1024
 
-#: In place of a number: all tokens that can be drawn.
+#: This stands in place of a number and means all tokens that can be drawn.
 DRAWABLE = -1
 
 

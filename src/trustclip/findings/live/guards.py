@@ -118,8 +118,8 @@ class RowGuards:
             return ""
         right = "" if self._accuracy is None else f", with {self._accuracy:.0%} of answers right"
         return (
-            f"the entropy fell to {entropy:.3g} nats per token, {entropy / first:.0%} of the "
-            f"{first:.3g} it began with{right}: the policy has almost stopped exploring. Lower "
+            f"the entropy fell from {first:.3g} to {entropy:.3g} nats per token "
+            f"({entropy / first:.0%}){right}: the policy has almost stopped exploring. Lower "
             "learning_rate, let rare tokens rise further (a method with a wider upper bound, such "
             "as clip_higher or atr), or stop at an earlier checkpoint."
         )
@@ -142,9 +142,9 @@ class RowGuards:
         if share is None or share < ALL_CUT:
             return None if share is None else ""
         return (
-            f"{share:.0%} of completions lack an end token, because they reached the length limit: "
-            "a truncated answer cannot be right. Raise max_completion_length, or teach the model "
-            "the format and its end first (sft)."
+            f"{share:.0%} of completions have no end token, so the length limit probably cut them "
+            "off: a truncated answer cannot be right. Raise max_completion_length, or teach the "
+            "model the format and its end first (sft)."
         )
 
     def _closed(self, row: Row) -> str | None:

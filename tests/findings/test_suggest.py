@@ -233,7 +233,7 @@ def test_shadow_compares_with_what_the_run_recorded(tmp_path):
 def test_shadow_with_all_methods_lists_those_that_the_log_does_not_suffice_for(log, capsys):
     assert main(["shadow", str(log), "--figure", str(log.with_suffix(".svg"))]) == 0
     out = capsys.readouterr().out
-    assert "clip gated" in out.splitlines()[0]
+    assert "clip cut" in out.splitlines()[0]
     printed = {line.split()[0] for line in out.splitlines()[2:] if "left out" not in line}
     missing = {line.split("'")[1] for line in out.splitlines() if line.startswith("left out")}
     assert {"atr", "gspo", "clip"} <= printed and {"full_kl", "tis", "trpo"} <= missing

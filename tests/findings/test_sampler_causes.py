@@ -82,9 +82,9 @@ def test_a_tail_that_the_trainer_has_itself_is_called_routing() -> None:
     flipped = torch.where(drawn.some_tokens(0.08), drawn.noisy(1.2), drawn.noisy(CAUSES.HALF))
     pairs = drawn.pairs(flipped, flipped, drawn.z, half=True)
     assert pairs.floor is not None
-    assert "has no such tail against itself" in compare(pairs).sentence
+    assert "does not differ from itself in this way" in compare(pairs).sentence
     itself = {"precision": pairs.sampler - pairs.trainer}
-    assert "the model's own, which is routing" in compare(replace(pairs, floor=itself)).sentence
+    assert "the routing of the model is the cause" in compare(replace(pairs, floor=itself)).sentence
 
 
 def test_the_floor_of_a_model_is_what_its_own_passes_differ_by() -> None:
@@ -160,7 +160,7 @@ def test_the_closed_forms_of_the_damage_are_those_of_drawn_weights(sd, length) -
 def test_the_damage_grows_with_the_length() -> None:
     pairs = healthy()
     texts = [damage.sentence(pairs, n) for n in (64, 4096)]
-    shares = [float(t.partition("size of ")[2].partition(" %")[0]) for t in texts
+    shares = [float(t.partition("count like ")[2].partition(" %")[0]) for t in texts
               if "under" not in t]  # fmt: skip
     assert shares and shares[0] > 60 and (len(shares) == 1 or shares[1] < 1)
 

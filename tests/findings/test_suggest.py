@@ -110,8 +110,8 @@ def test_a_gate_closes_on_no_more_tokens_as_its_thresholds_widen(method):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["cispo"], "'cispo' has no threshold that decides which tokens it cuts"),
-        (["both"], "'both' has no threshold"),
+        (["cispo"], "no threshold can be suggested for 'cispo', because none"),
+        (["both"], "no threshold can be suggested for 'both'"),
         (["full_kl"], "needs `kl_old_new`"),
         (["trpo"], "statistics over all ranks"),
         (["atrr"], "did you mean 'atr'"),
@@ -159,7 +159,7 @@ def test_the_command_says_thresholds_and_twins(log, capsys):
     first, second, third, *rest = capsys.readouterr().out.splitlines()
     assert first.startswith("ClipHigher(low=0.")
     assert "would have cut 5.00 % of " in second
-    assert third == "moved together, their ratios kept: low, high"
+    assert third == "these were moved together by one factor: low, high"
     assert any(line.startswith("  TRL") and "epsilon=" in line for line in rest)
     assert any(line.startswith("  verl") and "clip_ratio_low=" in line for line in rest)
 
@@ -197,7 +197,7 @@ def test_shadow_compares_with_what_the_run_recorded(tmp_path):
 def test_shadow_with_all_methods_lists_those_that_the_log_does_not_suffice_for(log, capsys):
     assert main(["shadow", str(log), "--figure", str(log.with_suffix(".svg"))]) == 0
     out = capsys.readouterr().out
-    assert "clip gated" in out.splitlines()[0]
+    assert "clip cut" in out.splitlines()[0]
     printed = {line.split()[0] for line in out.splitlines()[2:] if "left out" not in line}
     missing = {line.split("'")[1] for line in out.splitlines() if line.startswith("left out")}
     assert {"atr", "gspo", "clip"} <= printed and {"full_kl", "tis", "trpo"} <= missing

@@ -39,7 +39,7 @@ def test_a_mismatch_that_grows_is_told_once_and_in_time() -> None:
     said = alarms(trends.MISMATCH, RISING)
     assert [name for _, name, _ in said] == ["mismatch_drift"]
     step, _, text = said[0]
-    assert 15 * UPDATES < step < 45 * UPDATES and "drifts away" in text
+    assert 15 * UPDATES < step < 45 * UPDATES and "agree less and less" in text
     assert alarms(trends.MISMATCH, FLAT) == []
 
 

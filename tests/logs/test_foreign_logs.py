@@ -67,7 +67,7 @@ def test_a_stock_trl_run_is_read_from_its_last_checkpoint(stock: Path) -> None:
     text = said(stock / "acting")
     assert f"of {UPDATES} updates" in text and "4 updates per generation" in text
     assert "(2 of 8 logged updates came with new rewards)" in text
-    assert "Not in this log: how far the policy moved" in text
+    assert "This log does not say: how far the policy moved" in text
 
 
 def test_a_run_in_progress_is_unfinished(stock: Path) -> None:
@@ -172,8 +172,8 @@ def test_the_sampler_is_measured_where_the_tokens_have_it(tmp_path: Path) -> Non
     write_tokens(tmp_path / "tokens.jsonl", rows)
     text = said(tmp_path)
     # k3 of a log-ratio of 0.5 is e^0.5 - 1 - 0.5 = 0.1487; the other token has 0.
-    assert "sampler differ by 0.074 nats per token (k3), 0.25 nats of log-probability" in text
-    assert "Next: the sampler differs by 0.074 nats (k3, limit 0.005)" in text
+    assert "by 0.074 nats per token (k3)" in text and "differ by 0.25 nats on average" in text
+    assert "Next: the sampler differs by 0.074 nats (k3; 0.005 is the limit)" in text
     # Without the proximal policy, nothing is said of its movement.
     bare = [TokenRow.of({**row.to_dict(), "logp_old": None}) for row in rows]
     (tmp_path / "tokens.jsonl").unlink()

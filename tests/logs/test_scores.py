@@ -88,7 +88,7 @@ def test_the_runs_of_smollm2_give_the_same_digits_through_both_doors(tmp_path):
     theirs, text = compared(SMOLLM2, columns=COLUMNS, where="rate=0.000277")
     assert digits(ours) == digits(theirs) and len(theirs) == 6
     assert "clip is better than atr by 16.5 points [+6.8, +26.2] (p = 0.021)" in text
-    said = "Holm's correction for 3 comparisons in Mean@4, and for those in Pass@4 apart"
+    said = "Holm's correction counts 3 comparisons in Mean@4, and those in Pass@4 apart"
     assert said in " ".join(text.split())
     ours, _ = compared(*sorted(tmp_path.iterdir()), by="area")
     theirs, text = compared(SMOLLM2, columns=COLUMNS, where="rate=0.000277", by="area")
@@ -133,7 +133,7 @@ def test_programs_are_known_by_what_their_rows_hold(tmp_path):
                  "traces": [{"rewards": reward if i < right else {}}]} for i in range(10)
             ])  # fmt: skip
     (mean,), text = compared(tmp_path / "prime/a", tmp_path / "prime/b")
-    assert gap(mean).value == pytest.approx(0.5 * 4 / 9) and "At update 20" in text
+    assert gap(mean).value == pytest.approx(0.5 * 4 / 9) and "at update 20" in text
     assert "1 of 10" in text and "10 rows given twice" in text
     (mean, _), text = compared(tmp_path / "lm/a", tmp_path / "lm/b")
     assert gap(mean).value == pytest.approx(0.4) and "toy" in text
@@ -142,7 +142,7 @@ def test_programs_are_known_by_what_their_rows_hold(tmp_path):
     with pytest.raises(ValueError, match=r"score -1 is not from 0 to 1; say .* --right 1"):
         compared(tmp_path / "verl/a", tmp_path / "verl/b")
     (mean, _), text = compared(tmp_path / "verl/a", tmp_path / "verl/b", right=1.0)
-    assert gap(mean).value == pytest.approx(0.4) and "At update 10" in text
+    assert gap(mean).value == pytest.approx(0.4) and "at update 10" in text
 
 
 def test_families_are_the_units_and_are_found(tmp_path):
@@ -187,7 +187,7 @@ def test_lost_answers_are_counted_and_can_undo_a_verdict(tmp_path):
 
 
 def test_two_runs_and_one_run_are_no_test(tmp_path):
-    for seeds, said in ((1, "compares no methods"), (2, "two runs that fail look like")):
+    for seeds, said in ((1, "too few to compare"), (2, "two runs that fail look like")):
         rows = table({"a": 0.2, "b": 0.9}, seeds=seeds)
         (mean, _), text = compared(written(tmp_path / f"{seeds}.csv", rows))
         assert not mean.resolved and said in text and "is better" not in text

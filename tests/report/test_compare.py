@@ -83,7 +83,7 @@ def test_different_seeds_are_compared_as_independent_runs(tmp_path):
     folders += [make_run(tmp_path / f"atr{seed}", replace(ATR, seed=seed)) for seed in (5, 6, 7)]
     (mean, _), text = compared(*folders)
     assert mean.difference is not None and not mean.same_seeds
-    assert "paired by problem;" in text
+    assert "paired by problem." in text
 
 
 def test_different_updates_are_refused_with_the_update_that_would_do(tmp_path):
@@ -127,17 +127,17 @@ def test_a_twin_is_exactly_equal_only_if_its_completions_are(tmp_path, same_text
         assert "clip ε=0.2 is identical to atr δ=0.07, completion by completion." in printed
     else:
         assert mean.difference.low < -0.05 and mean.difference.high > 0.05
-        assert "no difference observed" in printed
+        assert "no difference was observed" in printed
 
 
 def test_one_seed_each_is_about_two_runs_and_no_method_is_called_better(tmp_path):
     first, second = make_run(tmp_path / "a", CLIP), make_run(tmp_path / "b", ATR)
     found, text = compared(first, second)
     assert all(c.p_holm != c.p_holm and not c.resolved for c in found)
-    assert all(c.verdict.endswith("in one run each, which compares no methods") for c in found)
+    assert all(c.verdict.endswith("in one run each, too few to compare methods") for c in found)
     assert "better" not in text and "from 5 seeds or more" in text
     groups = group_runs([read_run(first), read_run(second)])
-    assert headline(groups, found[:1]).startswith("One run of each: Mean@4 against clip")
+    assert headline(groups, found[:1]).startswith("One run of each cannot compare the methods: ")
 
 
 def test_collapsed_runs_are_a_rate_and_their_mean_has_no_interval(tmp_path):
@@ -147,7 +147,7 @@ def test_collapsed_runs_are_a_rate_and_their_mean_has_no_interval(tmp_path):
     assert [collapsed(read_run(path)) for path in atr + clip] == [False, True] + [False] * 4
     _, text = compared(*clip, *atr)
     said = " ".join(text.split())
-    assert "atr δ=0.07: 1 of 3 runs collapsed, a rate between 1 and 91 % (95 % interval)" in said
+    assert "1 of 3 runs collapsed (the 95 % interval of the rate is 1 to 91 %)" in said
     assert "No interval is given" in said and "clip ε=0.2: " not in said
     rows = [row.split() for row in text.splitlines() if row.split()[:2] == ["Mean@4", "average"]]
     assert [row[6].startswith("[") for row in rows] == [True, False]  # the score's interval
@@ -164,8 +164,8 @@ def test_other_numbers_of_samples_are_compared_at_the_pass_that_both_have(tmp_pa
     (mean, passed), text = compared(few, many)
     assert (mean.metric, passed.metric) == ("mean@K", "pass@4")
     said = " ".join(text.split())
-    assert "clip ε=0.2 4, atr δ=0.07 8. Mean@K is of the same quantity" in said
-    assert "so Pass@4 is compared" in said and "Pass@8" not in said
+    assert "clip ε=0.2 4, atr δ=0.07 8. Mean@K means the same" in said
+    assert "so Pass@4 is estimated" in said and "Pass@8" not in said
     answers = {
         path: [a for task in final_of(read_run(path)).answers.values() for a in task.values()]
         for path in (many, few)
@@ -198,7 +198,7 @@ def test_one_training_run_each_of_different_seeds_has_no_p_value(tmp_path):
     other = make_run(tmp_path / "atr", replace(ATR, seed=1))
     found, text = compared(first, other)
     assert [c.difference for c in found] == [None, None]
-    assert "not compared: one training run each, of the seeds 1 and 0" in text
+    assert "not compared: each has one run, and the seeds 1 and 0 differ" in text
     assert "nan" not in text
 
 
@@ -211,7 +211,7 @@ def test_one_problem_with_fewer_answers_keeps_k(tmp_path):
     found, text = compared(first, short)
     assert [c.metric for c in found] == ["mean@4", "pass@4"]
     assert "2 of 120 answers are missing in the evaluation" in " ".join(text.split())
-    assert "Different numbers of samples" not in text and "2 of 120" in text
+    assert "different numbers of samples" not in text and "2 of 120" in text
     for then, now in zip(before, found, strict=True):
         assert then.difference is not None and now.difference is not None
         assert abs(then.difference.value - now.difference.value) < 0.03
@@ -223,7 +223,7 @@ def test_an_answer_written_twice_counts_once_and_is_said(tmp_path):
     rewritten(twice, lambda row: [row, row] if first_problem(row) else [row])
     found, text = compared(first, twice)
     assert [c.difference for c in found] == [c.difference for c in before]
-    assert "4 answers of evaluations written twice: each counts once" in " ".join(text.split())
+    assert "4 answers were written twice: each counts once" in " ".join(text.split())
 
 
 def test_a_judgement_that_is_no_number_is_named(tmp_path):

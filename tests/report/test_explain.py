@@ -61,7 +61,7 @@ def test_shadows_are_compared_by_what_they_cut(tmp_path: Path) -> None:
                     "shadow/clip/both": 0.0, "shadow/kl2/cosine": 0.7}),
     ]  # fmt: skip
     text = said(make(tmp_path / "run", rows))
-    assert "kl2 would have cut 6.00 %, 55 % of what was cut among them" in text  # 0.06 / 0.11
+    assert "kl2 would have cut 6.00 %, among them 55 % of what atr cut" in text  # 0.06 / 0.11
     assert "(cosine of the updates 0.800); clip would have cut none." in text
-    assert "cuts most nearly what atr cut is kl2: 35 % of what either cuts" in text  # .03 of .085
+    assert "of the tokens that either cuts, both cut 35 %" in text  # .03 of .085
     assert "On the same tokens" not in said(make(tmp_path / "plain", [row()]))

@@ -124,7 +124,8 @@ def test_an_evaluation_that_was_cut_short_is_not_scored(tmp_path):
     append_jsonl(path / "samples.jsonl", [row])
     run = read_run(path)
     assert [e.step for e in run.evaluations] == [9]
-    assert run.remarks == ["the evaluation at step 20 is incomplete: 1 answers, not scored"]
+    few = "it has 1 answers and is not scored"
+    assert run.remarks == [f"the evaluation at step 20 is incomplete: {few}"]
 
 
 def test_logged_scores_stand_in_where_samples_are_gone(tmp_path):
@@ -222,7 +223,7 @@ def test_comparisons_are_those_of_the_statistics(suite):
         for c in compare(groups, kind):
             theirs = expected[c.group.label]
             assert c.difference == theirs.difference and c.metric == f"{kind}@4" and c.seeds == 2
-            assert c.p_holm == theirs.p_adjusted and c.verdict == theirs.verdict
+            assert c.p_holm == theirs.p_adjusted and c.verdict.endswith(theirs.verdict)
 
 
 def test_an_unfinished_run_is_compared_where_both_have_been(tmp_path):

@@ -22,7 +22,7 @@ def test_a_change_within_its_noise_is_not_called_a_fall() -> None:
         return found
 
     noisy, clear = of([1.0, 0.9, 0.8], 0.2), of([1.0, 0.9, 0.8], 0.02)
-    assert not noisy.clear and "within its noise (change −0.2 [−0.75, 0.35])" in noisy.sentence()
+    assert not noisy.clear and "may be noise (change −0.2 [−0.75, 0.35])" in noisy.sentence()
     assert clear.clear and "fell from 1 to 0.8" in clear.sentence()
     assert scatter([1.0, 2.0]) is None
 

@@ -380,7 +380,7 @@ GAP = Difference(0.0115, -0.01, 0.03, 0.3)
         (GAP, nan, "problems", "inconclusive with 8 samples on 143 problems"),
         (
             Difference(0.0, -0.1, 0.1, 1.0), 0.1, "seeds",
-            "no difference observed with 8 samples on 143 problems",
+            "no difference was observed with 8 samples on 143 problems",
         ),
         (
             Difference(0.05, 0, 0.1, 0.05), 0.1, "seeds",
@@ -403,10 +403,8 @@ def test_verdicts(difference, detectable, limit, sentence):
 
 def test_one_run_each_is_never_called_better():
     budget = Required(8, 143, 1, 0.1, "problems")
-    sentence = (
-        "B scored 10.0 points higher than A [+0.0, +20.0] in one run each, which compares no "
-        "methods"
-    )
+    which = "in one run each, too few to compare methods"
+    sentence = f"B scored 10.0 points higher than A [+0.0, +20.0] {which}"
     assert verdict(Difference(-0.1, -0.2, 0, 1e-9), budget) == sentence
 
 

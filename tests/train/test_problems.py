@@ -168,7 +168,7 @@ def test_fewer_problems_than_a_generation_takes_are_refused_with_the_arithmetic(
     args = ("--preset", "tiny", "--dataset", data, "--max-steps", "2")
     done = trustclip("rl", *args, "--output-dir", str(tmp_path / "run"))
     assert done.returncode == 2
-    assert "4 problems, but a generation takes 8 different ones" in done.stderr
+    assert "too few problems, 4: each generation takes 8 different ones" in done.stderr
     assert "= 16 x 4 / 8" in done.stderr
     assert not (tmp_path / "run" / "sft").exists()  # no model was made
     settings = tiny_rl()

@@ -57,7 +57,7 @@ _LIBRARY = {
     "compare": ("evidence", "differences between evaluations, with intervals and p-values"),
     "power": ("evidence", "how many seeds would find a gap, from the runs of a pilot"),
     "methods": ("constraints", "the constraints and their hyper-parameters"),
-    "bounds": ("constraints", "the ratio interval of a method, and its twin in TRL and verl"),
+    "bounds": ("constraints", "a method's ratio interval, also as settings of TRL and verl"),
     "check": ("constraints", "whether a method is right, such as one of your own: file.py:Class"),
     "conform": (
         "constraints",

@@ -31,10 +31,10 @@ FLOATS = (
     *("logp", "logp_old", "advantages", "entropy", "kl_old_new", "kl_new_old"),
     *("top_k_kl", "top_k_tv", "logp_rollout", "entropy_old"),
 )
-#: Those of them through which a gradient flows.
+#: A gradient flows through these fields.
 _WITH_GRADIENT = ("logp", "kl_old_new", "kl_new_old")
 
-#: Those of them that are log-probabilities of the sampled token.
+#: These fields are log-probabilities of the sampled token.
 _LOGPS = ("logp", "logp_old", "logp_rollout")
 
 #: A log-probability above this is no rounding: a logit of up to 128 less a logsumexp in bfloat16 is

@@ -106,7 +106,7 @@ class Candidates:
         return replace(self, **values)
 
 
-#: How many an engine keeps at each position where no other number is set.
+#: An engine records so many candidates at each position if no other number is set.
 DEFAULT = 64
 
 #: The tensors of `Candidates`.

@@ -41,8 +41,8 @@ class Composite(Method):
         for part in self.parts:
             if moves_candidates(part) and not self.only_adds:
                 raise ValueError(
-                    f"{part.name!r} must be the outermost method, because its drift is that of "
-                    f"everything that weighs or cuts a token: {part.name}(inner={self.name}(...))."
+                    f"put {part.name!r} on the outside, {part.name}(inner={self.name}(...)): it "
+                    "removes the drift of the whole method, so it has to see all of it."
                     if isinstance(part, Composite)
                     else f"{part.name!r} moves tokens that were not sampled: a penalty can be "
                     "added to it, nothing else goes around it."

@@ -179,7 +179,7 @@ def _named(loss: LossFunction) -> set[str]:
 
 
 _OF_NO_TRAINER = ("statistics", "packing", "density")
-#: What a loss may name that is no field of a batch.
+#: A loss may also name these, which are no fields of a batch.
 _COUNTS = ("total_tokens", "total_sequences", "ranks", "segment_id")
 
 

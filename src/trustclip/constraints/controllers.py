@@ -33,7 +33,7 @@ Metric = Literal["gated", "k2", "k3", "kl_old_new", "kl_new_old", "entropy"]
 
 #: Default range of a threshold: from its initial value divided by this to the value times this.
 REACH = 4.0
-#: Largest change of a threshold in one update, as a factor.
+#: A threshold changes by at most this factor in one update.
 MOST = 2.0
 
 

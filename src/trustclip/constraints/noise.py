@@ -15,7 +15,7 @@ from trustclip.constraints.batch import TokenBatch
 
 #: Neighbouring tokens that are drawn together, so that their correlation counts.
 BLOCK = 32
-#: Tokens of a simulated batch at most, and completions at least and at most.
+#: A simulated batch has at most so many tokens, and completions between these numbers.
 _TOKENS, _FEWEST, _MOST = 1 << 20, 64, 512
 
 

@@ -42,9 +42,9 @@ class Schedule:
         """Message: why the schedule makes a constraint inert, and which settings avoid it."""
         s, n, g = self.steps_per_generation, self.num_iterations, self.gradient_accumulation_steps
         return (
-            f"the constraint {method!r} would be inert: steps_per_generation x num_iterations / "
-            f"gradient_accumulation_steps = {s} x {n} / {g} = {self.updates_per_generation:g} "
-            "optimizer update per generation, so every token is trained on at ratio 1, where no "
-            f"constraint acts. Set num_iterations to 2 or more, or steps_per_generation to "
-            f"{2 * max(s, g)} or more (or accept it with allow_inert=True)."
+            f"the constraint {method!r} would be inert: each generation is used for "
+            f"{self.updates_per_generation:g} optimizer update (steps_per_generation x "
+            f"num_iterations / gradient_accumulation_steps = {s} x {n} / {g}), so ratios are 1. "
+            f"Set num_iterations to 2 or more, or steps_per_generation to {2 * max(s, g)} or more "
+            "(or train without a constraint that acts: allow_inert=True)."
         )

@@ -23,7 +23,7 @@ class Supply:
 
     engine: str  # its name in sentences
     fields: frozenset[str] = frozenset()  # optional fields of `TokenBatch` that it has
-    #: Why these settings supply a field no longer, and which would, by field.
+    #: For each field that these settings do not supply: the reason, and the settings that would.
     missing: Mapping[str, str] = field(default_factory=dict)
     #: It is a trainer, with statistics over all ranks and an end of an update, and not only a
     #: caller of a loss.

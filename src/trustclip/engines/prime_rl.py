@@ -82,7 +82,7 @@ def _candidates(inputs: Any) -> Candidates:
     """The tokens that the sampler kept at each position; none where prime-rl passes none."""
     if not hasattr(inputs, "trainer_mask_logprobs"):
         raise ValueError(
-            "`centered` needs the log-probabilities of the tokens that the sampler kept, and this "
+            "`centered` needs log-probabilities of all that the sampler could draw, and this "
             "prime-rl passes none to a loss: it does since September 2026. Name the inner method "
             "instead."
         )

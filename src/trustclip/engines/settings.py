@@ -56,14 +56,13 @@ class EngineSettings:
     allow_inert: ToEngine[bool] = False
     """Train although the schedule keeps the ratio at 1, where no constraint acts."""
     replay: ToEngine[Annotated[bool, Since(before=False)]] = False
-    """Give every token its probability among those that the sampler could draw there, where top-p
-    or top-k cut it off, so that trainer and sampler agree. These tokens then are the candidates.
-    Needs trustclip's head."""
-    candidates: ToEngine[Annotated[Whole | None, Since(before=None)]] = None
-    """Likeliest tokens of the sampler kept at each position, for `centered` and drift/*; what it
-    can draw beside them is modelled by the policy in training. 64 where the method needs them, else
-    none, when unset; a number of the vocabulary's size or more is all of it, exactly. Needs
+    """With top-p or top-k, compute each token's probability among the tokens that the sampler could
+    draw there, so that trainer and sampler agree. These tokens then are the candidates. Needs
     trustclip's head."""
+    candidates: ToEngine[Annotated[Whole | None, Since(before=None)]] = None
+    """How many of the sampler's likeliest tokens to record at each position, for `centered` and
+    drift/*; the policy in training models the others. When unset, 64 if the method needs them, else
+    none; the vocabulary's size or more records all of it. Needs trustclip's head."""
 
 
 def config_field(name: str, cls: type = EngineSettings) -> Any:

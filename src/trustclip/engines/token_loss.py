@@ -8,8 +8,8 @@ from trustclip.constraints.base import Method, moves_candidates
 from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.gradients import gradient, gradient_with_candidates
 
-#: Of a part of the tokens, too, and made with the others: engines average the means of
-#: micro-batches, and a micro-batch without such a token has none.
+#: These metrics are of a part of the tokens: engines average the means of micro-batches, and a
+#: micro-batch without such a token has none.
 _OF_A_PART = "advantage_cut"
 
 #: Part of the names of metrics over completions of a micro-batch.

@@ -195,7 +195,7 @@ def _with_lost(compared: Compared, counted: stats.Difference, p: float) -> Compa
     said = f"with lost answers counted as wrong the difference is {points(counted)}"
     if both or neither:
         return replace(compared, counted=counted, verdict=f"{compared.verdict}; {said}")
-    verdict = f"no verdict: the difference is {points(first)}, and {said}"
+    verdict = f"there is no verdict: the difference is {points(first)}, and {said}"
     return replace(compared, counted=counted, verdict=verdict, disputed=True)
 
 
@@ -237,6 +237,7 @@ def _comparison(
         budget = pair.required(kind, level)
         detectable = budget.detectable
         sentence = stats.verdict(replace(difference, p=p), budget, names=names, level=LEVEL)
+        sentence = "the result is " * sentence.startswith("inconclusive") + sentence
     return Compared(
         pair.group, pair.reference, pair.metric(kind), len(pair.runs[0]), pair.step, difference, p,
         sentence, pair.same_seeds, pair.identical, detectable,
@@ -265,11 +266,11 @@ def _pair(
     if name and len(values) < len(evaluations):
         values = []
     obstacle = (
-        f"not compared: one training run each, of the seeds {first[0].seed} and {second[0].seed}"
+        f"not compared: each has one run, and the seeds {first[0].seed} and {second[0].seed} differ"
         if len(first) == len(second) == 1 and not same_seeds
         else "" if answers or values
-        else "not compared: no seed in common, and one of the two has a single run" if not first
-        else "not compared: never evaluated at the same update" if not evaluations
+        else "not compared: they share no seed, and one of the two has a single run" if not first
+        else "not compared: they were never evaluated at the same update" if not evaluations
         else "not compared: the problems differ, or the samples are missing"
     )  # fmt: skip
     a, b = answers[: len(first)], answers[len(first) :]

@@ -15,7 +15,7 @@ from trustclip.logs.reader import Evaluation, Run
 from trustclip.logs.samples import problem_rows
 from trustclip.support.names import some
 
-#: What determines a prompt, and how completions are drawn.
+#: These settings determine a prompt, and how completions are drawn.
 _PROMPT = ("system", "template", "answer", "thinking", "chat_template")
 _SAMPLING = ("temperature", "top_p", "max_tokens")
 
@@ -39,7 +39,7 @@ def unlike(runs: Sequence[Run]) -> Iterator[Finding]:
             if differing:
                 text = (
                     f"{first} and {path} were evaluated with different {what} "
-                    f"({'; '.join(differing)}): their difference is not of the models alone."
+                    f"({'; '.join(differing)}): their scores may differ for this reason."
                 )
                 yield Finding(f"comparison/{what}", "fault", text)
                 break
@@ -52,9 +52,9 @@ def unequal_samples(groups: Sequence[Group]) -> Iterator[Finding]:
     if len(set(counts.values())) > 1:
         each = ", ".join(f"{name} {k}" for name, k in counts.items())
         text = (
-            f"Different numbers of samples a problem: {each}. Mean@K is of the same quantity for "
-            f"every K and is compared unchanged; Pass@K rises with K, so "
-            f"Pass@{min(counts.values())} is compared, estimated from all samples of each."
+            f"The methods have different numbers of samples per problem: {each}. Mean@K means the "
+            f"same for every K and is compared as it is. Pass@K rises with K, so "
+            f"Pass@{min(counts.values())} is estimated from all samples of each and compared."
         )
         yield Finding("comparison/samples", "warning", text, counts)
 
@@ -105,7 +105,7 @@ def unlike_settings(groups: Sequence[Group]) -> Iterator[Finding]:
             if group is not reference and (differences := _differences(group, reference)):
                 text = (
                     f"{group.label} and {reference.label} differ in more than the method: "
-                    f"{some(differences)}. The difference of their scores is due to both."
+                    f"{some(differences)}. Their scores may differ for either reason."
                 )
                 yield Finding("comparison/settings", "fault", text)
 

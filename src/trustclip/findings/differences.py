@@ -60,7 +60,7 @@ def headline(
     if scored and (e := scored[0].estimate(None, scored[0].metrics[0])):
         return _sentence(_level(scored[0], e))
     if all(run.log for group in groups for run in group.runs):
-        return "Logs of other trainers: what their constraints did."
+        return "These logs show what the constraints of other trainers did."
     if all(run.silence for group in groups for run in group.runs):
         return "Neither an update nor an evaluation is logged."
     return " ".join([_initial_score(groups), *signs[:1]])
@@ -99,20 +99,14 @@ def _of_comparisons(compared: Sequence[Compared]) -> str:
     reference, metric = compared[0].reference.label, title_of(compared[0].metric)
     labels = _labels(compared)
     higher, lower = ([c for c in compared if c.resolved and _gap(c) * sign > 0] for sign in (1, -1))
+    gaps = join_words([f"{_points(c)} points for {labels[id(c)]}" for c in compared[:SHOWN]])
+    gaps = f"{metric} differs from that of {reference} by {gaps}"
     if all(c.seeds == 1 and not c.identical for c in compared):
-        gaps = join_words([f"{labels[id(c)]} {_points(c)}" for c in compared[:SHOWN]])
-        return (
-            f"One run of each: {metric} against {reference} is {gaps} points, which does not "
-            "compare the methods."
-        )
+        return f"One run of each cannot compare the methods: {gaps}."
     if not higher and not lower:
         others = [c for c in compared if c.tested and not c.identical] or compared
         if not any(c.tested for c in compared):
-            gaps = join_words([f"{labels[id(c)]} {_points(c)}" for c in compared[:SHOWN]])
-            return (
-                f"One or two runs of each cannot tell the methods apart: {metric} against "
-                f"{reference} is {gaps} points."
-            )
+            return f"One or two runs of each cannot tell the methods apart: {gaps}."
         many = len({c.group.label for c in others})
         score = f"significantly from {reference} in {metric} at the end"
         if many > 1:
@@ -163,10 +157,10 @@ def _comparisons(compared: Sequence[Compared]) -> Iterator[Finding]:
         yield Finding("scores/difference", "note", text, {"difference": _gap(c), "p": c.p_holm})
     elif resolved:
         gaps = join_words([f"{labels[id(c)]} {_points(c)}" for c in resolved])
-        text = f"Difference to {resolved[0].reference.label} in points: {gaps}, each p ≤ {ALPHA} "
-        family = f"after Holm's correction for {len(measured)} comparisons"
-        evidence = {labels[id(c)]: _gap(c) for c in resolved}
-        yield Finding("scores/difference", "note", f"{text}{family}{_pairing(measured)}.", evidence)
+        text = f"Differences to {resolved[0].reference.label} are significant: {gaps} points (p ≤ "
+        family = f"{ALPHA} after Holm's correction for {len(measured)} comparisons"
+        evidence, text = {labels[id(c)]: _gap(c) for c in resolved}, text + family
+        yield Finding("scores/difference", "note", f"{text}{_pairing(measured)}).", evidence)
     for c in [c for c in measured if not c.resolved][:EACH]:
         text = f"{_at(c)}{labels[id(c)]} ({_points(c)} points): {_sentence(c.verdict)}"
         kind = "identical" if c.identical else "disputed" if c.disputed else "inconclusive"
@@ -190,7 +184,7 @@ def _gains(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[Fi
             f"{name} {signed(d.value)} {bracket(d.low, d.high)}" for name, _, d in gains[:SHOWN]
         )
         more = f"; and {len(gains) - SHOWN} more" if len(gains) > SHOWN else ""
-        text = f"Change of {metric} by training, in points: {parts}{more}."
+        text = f"Training changed {metric} by these points: {parts}{more}."
         yield Finding("scores/gain", "note", text, {name: d.value for name, _, d in gains})
 
 
@@ -203,7 +197,7 @@ def _gain_sentence(group: Group) -> str:
     verb = "moved" if unclear else "raised" if difference.value > 0 else "lowered"
     chance = ", which is not significant" if unclear else ""
     if before.value == after.value:
-        level = f"{percent(after.value)} %: gain 0.0 points {interval}".rstrip()
+        level = f"{percent(after.value)} %: the gain is 0.0 points {interval}".rstrip()
         return f"Training with {group.label} left {title_of(metric)} at {level}"
     return (
         f"Training with {group.label} {verb} {title_of(metric)} from {percent(before.value)} to "
@@ -213,8 +207,8 @@ def _gain_sentence(group: Group) -> str:
 
 
 def _level(group: Group, e: Estimate) -> str:
-    text = f"{group.label}: {title_of(group.metrics[0])} {percent(e.value)} %"
-    return f"{text} {bracket(e.low, e.high)}".rstrip()
+    text = f"{group.label} scored {percent(e.value)} % {bracket(e.low, e.high)}".rstrip()
+    return f"{text} in {title_of(group.metrics[0])}"
 
 
 def _gates(groups: Sequence[Group], by_run: Sequence[RunFindings]) -> Iterator[Finding]:
@@ -234,7 +228,7 @@ def _gates(groups: Sequence[Group], by_run: Sequence[RunFindings]) -> Iterator[F
             shares[name] = sum(cuts) / len(cuts)
     if shares:
         parts = [f"{label} {percent(share, 2)} %" for label, share in [*shares.items()][:SHOWN]]
-        text = f"The gate closed on this share of tokens: {'; '.join(parts)}."
+        text = f"The gate cut this share of tokens: {'; '.join(parts)}."
         yield Finding("gate/shares", "note", text, shares)
 
 
@@ -286,14 +280,14 @@ def cautions(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[
     yield from _few_seeds(trained)
     if compared and not trained:
         text = (
-            "Each evaluation is of one model. Whether the ways in which they were trained differ, "
-            "only several trained seeds of each can show."
+            "Each evaluation is of one model. Only several trained seeds of each can show whether "
+            "the ways of training differ."
         )
         yield Finding("comparison/models", "warning", text)
     yield from _collapses(trained)
     if overlapping := {name: n for name, g in _with_names(groups) if (n := trained_on(g))}:
         each = join_words([f"{name} ({n} training problems)" for name, n in overlapping.items()])
-        text = f"Trained on problems of their own test sets: {each}; see the clean scores."
+        text = f"Test problems were in the training data: {each}. See the clean scores."
         yield Finding("scores/contaminated", "fault", text, overlapping)
     pairs = [[*one.reference.scored, *one.group.scored] for one in compared]
     yield from {caution.sentence: caution for pair in pairs for caution in unlike(pair)}.values()
@@ -302,20 +296,20 @@ def cautions(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[
     for here in by_setting(groups).values() if compared else ():
         yield from unequal_samples(here)
     if len(by_setting(groups)) > 1 and compared:
-        within = "setting" if any(g.setting != g.model for g in groups) else "model"
-        text = f"Groups are compared within their {within} only."
+        same = "in the same setting" if any(g.setting != g.model for g in groups) else ""
+        text = f"Methods are compared only with methods {same or 'on the same model'}."
         yield Finding("comparison/within", "warning", text)
 
 
 def _few_seeds(trained: Sequence[Group]) -> Iterator[Finding]:
     single = [group for group in trained if len(group.scored) == 1]
     if single and len(trained) > 1:
-        which = "Every method has" if len(single) == len(trained) else f"{len(single)} methods have"
+        which = "Every method was" if len(single) == len(trained) else f"{len(single)} methods were"
         yield Finding(
             "comparison/one_seed",
             "warning",
-            f"{which} one training seed: its interval omits the variation between training runs, "
-            "and a difference is one of these runs, not of the methods.",
+            f"{which} trained once. Another seed may give another order: a difference says which "
+            "run scored higher, not which method does.",
             {"seeds": 1},
             f"to compare methods, train each from {stats.FEW_SEEDS} seeds or more.",
         )
@@ -325,10 +319,10 @@ def _few_seeds(trained: Sequence[Group]) -> Iterator[Finding]:
     seeds = min(several)
     # Measured by `collapses` of benchmarks/coverage.py.
     text = (
-        f"With {seeds} seeds per method an interval cannot show a failure that none of its runs "
-        f"had: where one run in four collapses, {100 * LEVEL:.0f} % intervals from 3 seeds contain "
-        f"the true mean in 53 to 87 % of cases. If none of {seeds} runs collapsed, up to "
-        f"{percent(stats.rate_interval(0, seeds).high, 0)} % of all runs may."
+        f"{seeds} seeds per method are few, because an interval cannot show a failure that none of "
+        f"its runs had. If one run in four collapses, {100 * LEVEL:.0f} % intervals from 3 seeds "
+        f"contain the true mean in 53 to 87 % of cases. If none of {seeds} runs collapsed, up to "
+        f"{percent(stats.rate_interval(0, seeds).high, 0)} % of all runs may still collapse."
     )
     yield Finding("comparison/few_seeds", "warning", text, {"seeds": seeds})
 
@@ -344,13 +338,13 @@ def _collapses(groups: Sequence[Group]) -> Iterator[Finding]:
         values = [mean_of(final) for final in others]
         rest = f", and the others end at {percent(sum(values) / len(values))} %" if values else ""
         withheld = (
-            f" No interval is given: with fewer than {ENOUGH_RUNS} runs none would cover."
+            f" No interval is given, because with fewer than {ENOUGH_RUNS} runs it would be wrong."
             if group.unsteady
             else ""
         )
         text = (
-            f"{name}: {len(lost)} of {len(group.scored)} runs collapsed, a rate between "
-            f"{percent(rate.low, 0)} and {percent(rate.high, 0)} % ({100 * LEVEL:.0f} % interval)"
+            f"{name}: {len(lost)} of {len(group.scored)} runs collapsed (the {100 * LEVEL:.0f} % "
+            f"interval of the rate is {percent(rate.low, 0)} to {percent(rate.high, 0)} %)"
             f"{rest}.{withheld}"
         )
         yield Finding("scores/collapses", "fault", text, {"collapsed": len(lost)})

@@ -22,9 +22,9 @@ def of_run(course: Course) -> Iterator[Finding]:
     ]
     way = "towards" if pull > 0 else "away from"
     text = (
-        f"{'Centring took away' if centred else 'The drift, which holds no reward, was'} "
-        f"{percent(share)} of the squared update; it pulled {way} the sampler, by {abs(pull):.2g} "
-        f"nats of KL(sampler‖policy) for a unit step"
+        f"{percent(share)} of the squared update was drift, which holds no reward"
+        f"{'; centring removed it' if centred else ''}. The drift pulled {way} the sampler, by "
+        f"{abs(pull):.2g} nats of KL(sampler‖policy) for a unit step"
         + (f" ({', '.join(signs)})." if signs else ".")
     )
     yield Finding("drift/ledger", "note", text, {"drift/share": share, "drift/pull": pull})

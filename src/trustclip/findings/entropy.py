@@ -72,11 +72,11 @@ class Change:
         course = f"from {self.first:.3g} to {self.last:.3g} nats per token"
         share = f"{100 * (self.last / self.first - 1):+.0f} %" if self.first > 0 else ""
         if not self.whole:
-            text = f"{self.what} went {course}, over other completions in each update: no trend"
+            text = f"{self.what} went {course}; each update has other ones, so this is no trend"
         elif self.bounds is None:
-            text = f"{self.what} went {course} ({share}), too few values for an interval"
+            text = f"{self.what} went {course} ({share}); an interval needs more values"
         elif not self.clear:
-            text = f"{self.what} went {course}, within its noise (change {self._interval()})"
+            text = f"{self.what} went {course}, which may be noise (change {self._interval()})"
         else:
             word = "fell" if self.last < self.first else "rose"
             text = f"{self.what} {word} {course} ({share}; change {self._interval()})"
@@ -120,8 +120,8 @@ def of_run(course: Course) -> Iterator[Finding]:
         if change.last > RISEN * change.first:
             advice = (
                 f"entropy rose to {change.last / change.first:.3g} times its start: look at the "
-                "penalised tokens (A < 0), a lower bound on the ratio, and the sampler, before the "
-                "learning rate."
+                "penalised tokens (A < 0), a lower bound on the ratio, and the sampler, before you "
+                "lower the learning rate."
             )
             yield Finding("entropy/rose", "warning", text, evidence, advice)
             return
@@ -132,20 +132,20 @@ def _push(course: Course, words: Words | None) -> str:
     if words is not None and words.push:
         pushers = words.entropy()
         most = f", most of all {describe_words(words, pushers)}" if pushers else ""
-        return f" To first order, the kept tokens pushed it {_direction(words.push)}{most}."
+        return f" To first order, the kept tokens {_direction(words.push)} the entropy{most}."
     cut, kept = (values(course.full, f"entropy_slope/{name}") for name in ("cut", "kept"))
     if not (cut and kept) or fmean(cut) == 0:
         return ""
     return (
-        f" To first order, the kept tokens pushed it {_direction(fmean(kept))} and the cut tokens "
-        f"would have pushed it {_direction(fmean(cut))}, "
+        f" To first order, the kept tokens {_direction(fmean(kept))} the entropy, and the cut "
+        f"tokens would have {_direction(fmean(cut))} it "
         f"{abs(fmean(cut) / (fmean(kept) or 1)):.2g} times as much: "
-        f"the gate {'lowered' if fmean(cut) > 0 else 'raised'} it."
+        f"without the gate it would be {'higher' if fmean(cut) > 0 else 'lower'}."
     )
 
 
 def _direction(slope: float) -> str:
-    return "up" if slope > 0 else "down"
+    return "raised" if slope > 0 else "lowered"
 
 
 def _advice(course: Course, change: Change) -> str:
@@ -153,8 +153,8 @@ def _advice(course: Course, change: Change) -> str:
     if not rising:
         share = percent(change.last / change.first)
         return (
-            f"entropy fell to {share} of its start: a wider upper bound (clip_higher), a smaller "
-            "learning rate, or an entropy bonus."
+            f"entropy fell to {share} of its start: try a wider upper bound (clip_higher), a "
+            "smaller learning rate, or an entropy bonus."
         )
     if fmean(rising) > mean(course.rows, "gated") / 2:
         return (

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from trustclip import stats
-from trustclip.findings.facts import FELL, KEPT
+from trustclip.findings.facts import FELL, LEFT
 from trustclip.logs.run import Evaluation, Run
 
 #: An evaluation's update and its score.
@@ -33,14 +33,14 @@ def rose(evaluations: Sequence[Evaluation]) -> bool:
 
 
 def collapsed(run: Run) -> bool:
-    """Whether a run ends with less than `KEPT` of the best Mean@K of its own evaluations.
+    """Whether a run ends with less than `LEFT` of the best Mean@K of its own evaluations.
 
     Where the answers are stored, the fall must also be significant by problem (p <= `FELL`).
     """
     if run.final is None:
         return False
     top = max(run.evaluations, key=mean_of)
-    if mean_of(run.final) >= KEPT * mean_of(top):
+    if mean_of(run.final) >= LEFT * mean_of(top):
         return False
     after, before = answers_of(run.final), answers_of(top)
     if not after or after.keys() != before.keys():

@@ -64,14 +64,11 @@ def _state(course: Course) -> Iterator[Finding]:
             "set num_iterations or steps_per_generation to 2 or more, so that ratios leave 1.",
         )
     elif not course.cuts:
-        detail = f"; {percent(fmean(off))} of tokens had a ratio other than 1, where its weight "
-        yield Finding(
-            "gate/weights",
-            "note",
-            "This method reweights tokens and cuts none"
-            + (f"{detail}differs from that of the plain policy gradient." if off else "."),
-            evidence,
-        )
+        text = "This method cuts no token; it gives tokens other weights."
+        if off:
+            where = f"where the ratio is not 1: on {percent(fmean(off))} of tokens"
+            text += f" It differs from the plain policy gradient {where}."
+        yield Finding("gate/weights", "note", text, evidence)
     elif not any(shares.values()):
         updates = f" in {_count(len(shares), 'logged update')}"
         yield Finding(
@@ -100,7 +97,7 @@ def _acting(course: Course, noun: str, verb: str, row: str) -> Finding:
     """A gate that closed: how often, and whether that is hardly or too much."""
     shares, cut = course.gated, course.cut
     seldom = cut < SELDOM
-    text = f"The {noun} cut {percent(cut)} of tokens{', hardly a constraint' if seldom else ''}."
+    text = f"The {noun} {'hardly acted: it ' if seldom else ''}cut {percent(cut)} of tokens."
     if len(shares) > 1:
         closed = [step for step, share in shares.items() if share > 0]
         top = max(shares, key=lambda step: shares[step])
@@ -115,7 +112,7 @@ def _acting(course: Course, noun: str, verb: str, row: str) -> Finding:
     if cut <= OFTEN:
         return Finding("gate/acted", "ok", text, evidence)
     if course.rose:
-        text += " It limits every update; the run improved all the same."
+        text += f" A share above {percent(OFTEN)} is a lot, but the run improved: change nothing."
         return Finding("gate/often", "note", text, evidence)
     wider = "" if course.log else ", or widen the threshold"
     fewer = "take fewer updates per generation"
@@ -138,10 +135,10 @@ def _state_of_log(course: Course, log: Log) -> Iterator[Finding]:
     still = not distances or max(map(abs, distances)) < STILL
     if once and still and not any(shares.values()):
         count = _count(len(shares), course.unit)
-        zero = f", and the clipped share was 0 in all {count}" if shares else ""
+        zero = f" The clipped share was 0 in all {count}." if shares else ""
         text = (
             f"The constraint was inert: there was one update per generation ({once.basis}), "
-            f"so every token had ratio 1, where no constraint on the ratio can act{zero}."
+            f"so every token had ratio 1, where no constraint on the ratio can act.{zero}"
         )
         evidence = {"updates_per_generation": once.updates, **({"gated": 0.0} if shares else {})}
         yield Finding("gate/ratio_1", "fault", text, evidence, _zero_advice(log) if shares else "")
@@ -152,7 +149,7 @@ def _state_of_log(course: Course, log: Log) -> Iterator[Finding]:
             "note",
             f"The constraint capped the weight of {percent(fmean(capped))} of tokens."
             if capped
-            else "Whether the constraint acted is not in this log: it has no share of clipped "
+            else "This log does not say whether the constraint acted: it has no share of clipped "
             "tokens.",
         )
     elif any(shares.values()):
@@ -169,11 +166,11 @@ def _pace(log: Log) -> str:
     if log.schedule.updates > 1:
         return (
             f" There were {log.schedule.updates:.3g} updates per generation "
-            f"({log.schedule.basis}), of which the first is at ratio 1."
+            f"({log.schedule.basis}); in the first of them every ratio is 1."
         )
     return (
-        f" With one update per generation ({log.schedule.basis}) the ratio is not of this update: "
-        "the sampler, or old log-probabilities of another pass, differ."
+        f" With one update per generation ({log.schedule.basis}) every ratio should be 1. "
+        "Something else differs: the sampler, or the pass that computed the old log-probabilities."
     )
 
 
@@ -182,8 +179,8 @@ def _never(course: Course, log: Log, *, still: bool) -> Finding:
     mode, schedule = log.settings.get("loss_mode"), log.schedule
     if mode in _SILENT:
         text = (
-            f"Whether the constraint acted is not in this log: verl's loss {mode} logs a clipped "
-            "share of 0 whatever it does."
+            f"This log does not say whether the constraint acted: verl's loss {mode} logs a "
+            "clipped share of 0 whatever it does."
         )
         return Finding("gate/unknown", "note", text)
     furthest = max(values(log.rows, "k1"), key=abs, default=0.0)
@@ -194,8 +191,8 @@ def _never(course: Course, log: Log, *, still: bool) -> Finding:
         )
         advice = (
             "two causes are usual: no token had an advantage, or the old log-probabilities come "
-            "from a pass that computes others. Compare the two passes on one batch before any "
-            "update; all differences must be 0."
+            "from a pass that computes other values. Compare the two passes on one batch before "
+            "any update; all differences must be 0."
         )
         return Finding("gate/contradiction", "fault", text, {"k1": furthest}, advice)
     text = "The constraint was inert: the share of clipped tokens was 0 in all "
@@ -208,7 +205,7 @@ def _never(course: Course, log: Log, *, still: bool) -> Finding:
             f"({schedule.basis}): no ratio reached a bound."
         )
     else:
-        text += ". Whether every ratio was 1, or the bounds are wide, is not in this log."
+        text += ". This log does not say whether every ratio was 1 or the bounds are too wide."
     return Finding("gate/never", "fault", text, {"gated": 0.0}, _zero_advice(log))
 
 
@@ -217,12 +214,12 @@ def _zero_advice(log: Log) -> str:
     why = f" ({log.schedule.basis})" if log.schedule else ""
     if log.schedule is not None and log.schedule.updates > 1:
         return (
-            f"the clipped share was 0 throughout{why}: the bounds are wider than what the policy "
-            "moves; a constraint with a smaller threshold would act."
+            f"the clipped share was 0 throughout{why}, so the bounds are wider than the policy "
+            "moves: take a smaller threshold."
         )
     return (
-        f"the clipped share was 0 throughout{why}, so the constraint explains nothing of this run. "
-        f"For one that acts, raise {_WAYS.get(log.trainer, 'the number of passes')}, so that each "
+        f"the clipped share was 0 throughout{why}, so whatever happened has another cause. To make "
+        f"the constraint act, raise {_WAYS.get(log.trainer, 'the number of passes')}, so that each "
         "generation is used for two updates or more."
     )
 
@@ -258,27 +255,27 @@ def _kinds(course: Course) -> Iterator[str]:
         )
         most = max(shares, key=lambda name: shares[name])
         times = shares[most] / mean(rows, "gated")
-        highest = f" The highest share, {times:.1f} times the mean: {_describe_kind(kind, most)}."
+        top = f"{_describe_kind(kind, most)} most, {times:.1f} times the average share: "
         left_out = (
             f" Kinds of fewer than {TINY} tokens are left out." if len(shares) < len(names) else ""
         )
-        yield (f"{title}, the gate cut {listing}.{highest if times > STANDS_OUT else ''}{left_out}")
+        yield f"{title}, the gate cut {top if times > STANDS_OUT else ''}{listing}.{left_out}"
 
 
 def _describe_kind(kind: str, name: str) -> str:
     if kind == "position":
         return f"quarter {name}"
     low, _, high = name.partition("_")
-    return f"those above {low}" if high == "inf" else f"those from {low} to {high}"
+    return f"tokens above {low}" if high == "inf" else f"tokens from {low} to {high}"
 
 
 def _words(words: Words) -> Iterator[Finding]:
     for kind, ranking in (
-        ("Most cuts", words.cut()),
-        ("Of the cut tokens with A > 0, most", words.cut(positive=True)),
+        ("The tokens cut most", words.cut()),
+        ("The tokens with A > 0 cut most", words.cut(positive=True)),
     ):
         if ranking:
-            yield Finding("gate/words", "note", f"{kind} were of {describe_words(words, ranking)}.")
+            yield Finding("gate/words", "note", f"{kind} were {describe_words(words, ranking)}.")
 
 
 def describe_words(words: Words, ranking: Sequence[tuple[str | int, float]]) -> str:
@@ -296,7 +293,7 @@ def _acting_threshold(course: Course) -> str:
         return ""
     low, high = (values(course.full, f"ratio_q{q}") for q in ("01", "99"))
     if not (low and high):
-        return ": use the controller target_gate to reach a chosen share of gated tokens"
+        return ": use the controller target_gate to cut a chosen share of tokens"
     delta = min(
         divergences.k3(torch.tensor(log(fmean(bound)), dtype=torch.float64)).item()
         for bound in (low, high)
@@ -325,7 +322,7 @@ def _threshold(rows: Sequence[Row]) -> Iterator[Finding]:
                 f"In {percent(fmean(limited))} of the updates {name} was at its controller's "
                 "limit, where the target cannot be held.",
                 {f"threshold/{name}/at_limit": fmean(limited)},
-                f"give {name} another `low` or `high`.",
+                f"give {name} a smaller `low` or a larger `high`.",
             )
 
 
@@ -333,9 +330,9 @@ def _agreement(rows: Sequence[Row]) -> Iterator[Finding]:
     precision, recall = (values(rows, f"agreement/{name}") for name in ("precision", "recall"))
     if precision and recall:
         text = (
-            "The exact KL divergence at the same threshold would also have cut "
-            f"{percent(fmean(precision))} of the tokens that were cut; {percent(fmean(recall))} of "
-            "the tokens that it would have cut were cut."
+            f"Of the tokens that the gate cut, {percent(fmean(precision))} would also be cut by "
+            "the exact KL divergence at the same threshold. Of the tokens that the exact KL would "
+            f"cut, the gate cut {percent(fmean(recall))}."
         )
         evidence = {"agreement/precision": fmean(precision), "agreement/recall": fmean(recall)}
         yield Finding("gate/agreement", "note", text, evidence)

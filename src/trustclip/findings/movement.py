@@ -19,8 +19,8 @@ def of_run(course: Course) -> Iterator[Finding]:
     if moves:
         top = max(moves, key=lambda step: abs(moves[step]))
         text = (
-            f"{_subject(course)} {fmean(moves.values()):.2g} nats per token (k1, the mean of "
-            f"old minus new log-probability), most in {course.unit} {top}: {moves[top]:.2g}."
+            f"{_subject(course)} {fmean(moves.values()):.2g} nats per token (k1, the mean of old "
+            f"minus new log-probability), and by {moves[top]:.2g} at most, in {course.unit} {top}."
         )
         yield Finding("movement/k1", "note", text, {"k1": fmean(moves.values())})
     if reference := values(course.rows, "kl", prefix=""):
@@ -38,23 +38,23 @@ def _unequal(course: Course) -> Iterator[Finding]:
     least = min(few, key=lambda step: few[step])
     text = (
         f"In {len(few)} of {len(sizes)} {course.unit}s fewer than {percent(FEW_TOKENS)} of the "
-        f"tokens carried the weight: in {course.unit} {least} the ratios were so unequal that they "
-        f"counted like {percent(few[least])} of them (effective sample size)."
+        f"tokens carried the weight: in {course.unit} {least} ratios were so unequal that all "
+        f"tokens counted like {percent(few[least])} of their number (effective sample size)."
     )
-    advice = "if this recurs, a smaller learning rate or fewer updates with each generation."
+    advice = "if this recurs, lower the learning rate or take fewer updates per generation."
     yield Finding("movement/unequal", "warning", text, {"ess": few[least]}, advice)
 
 
 def _distance(course: Course) -> Finding:
     rows = course.full
     low, high = (values(rows, f"ratio_q{q}") for q in ("01", "99"))
-    sizes = values(rows, "ess")
-    text = f"{_subject(course)} {mean(rows, 'k3'):.2g} nats per token and update (k3)"
+    k3, sizes = mean(rows, "k3"), values(rows, "ess")
+    text = f"{_subject(course)} {k3:.2g} nats per token and update (k3, a KL estimate)"
     if low and high:
-        text += f"; 98 % of ratios were in [{fmean(low):.3g}, {fmean(high):.3g}]"
+        text += f"; 98 % of ratios were between {fmean(low):.3g} and {fmean(high):.3g}"
     if sizes:
-        text += f"; the effective sample size was at least {100 * min(sizes):.0f} %"
-    return Finding("movement/k3", "note", f"{text}.", {"k3": mean(rows, "k3")})
+        text += f"; the effective sample size was at least {100 * min(sizes):.0f} % of the tokens"
+    return Finding("movement/k3", "note", f"{text}.", {"k3": k3})
 
 
 def _subject(course: Course) -> str:

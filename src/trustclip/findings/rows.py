@@ -6,7 +6,7 @@ from statistics import fmean
 
 from trustclip.support.jsonl import Row
 
-#: Before the names of metrics that are ours alone.
+#: The names of metrics that are ours alone begin with this.
 PREFIX = "trustclip/"
 
 

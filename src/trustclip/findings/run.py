@@ -97,11 +97,11 @@ def _shortened(run: Run) -> Iterator[Finding]:
         elif size < whole:
             text = (
                 f"{name} has been cut: it has {size:,} of the {whole:,} bytes that it had when the "
-                "run ended. What is said of it is of the part that is left."
+                "run ended. These findings rest on the part that is left."
             )
         else:
             continue
-        advice = "restore the file; trustclip verify names all that has changed."
+        advice = "restore the file; trustclip verify names every file that has changed."
         yield Finding("files/cut", "fault", text, {"bytes": size or 0}, advice)
 
 
@@ -114,22 +114,22 @@ def _usual(course: Course, findings: Iterable[Finding]) -> Iterator[Finding]:
         kinds = list(_READ.items())[: 2 if course.log.two_policies else 3]
         lacking = [what for what, names in kinds if not any(values(course.rows, n) for n in names)]
         if not lacking:
-            yield Finding("run/usual", "ok", "Nothing unusual in what this log holds.")
+            yield Finding("run/usual", "ok", "This log shows nothing unusual.")
         elif len(lacking) == len(kinds):
             text = "Nothing can be said of the constraint, good or bad."
             yield Finding("run/unknown", "warning", text, {}, f"log {join_words(lacking)}.")
         else:
             text = (
-                "What this log holds shows nothing unusual; whether the run is healthy it cannot "
-                f"say, since it lacks {join_words(lacking)}."
+                "This log shows nothing unusual, but it cannot show whether the run is healthy: it "
+                f"lacks {join_words(lacking)}."
             )
             yield Finding("run/unknown", "note", text, {}, f"log {join_words(lacking)}.")
     elif "entropy/solved" in kinds:
-        text = "Nothing unusual: entropy fell as answers became correct."
+        text = "Nothing unusual was found: entropy fell as answers became correct."
         yield Finding("run/usual", "ok", text)
     elif course.full and "gate/often" not in kinds:
         advice = "compare with other methods over several seeds (trustclip suite)."
-        yield Finding("run/usual", "ok", "Nothing unusual.", {}, advice)
+        yield Finding("run/usual", "ok", "Nothing unusual was found.", {}, advice)
 
 
 def _of_files(course: Course) -> Iterator[Finding]:
@@ -138,5 +138,5 @@ def _of_files(course: Course) -> Iterator[Finding]:
         for remark in course.log.remarks:
             yield Finding("files/remark", "note", f"About the files: {remark}.")
         if course.log.unknown:
-            text = f"Not in this log: {'; '.join(course.log.unknown)}."
+            text = f"This log does not say: {'; '.join(course.log.unknown)}."
             yield Finding("files/unknown", "note", text)

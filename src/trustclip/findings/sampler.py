@@ -8,7 +8,6 @@ from trustclip.constraints.base import Trait
 from trustclip.findings.course import Course
 from trustclip.findings.facts import (
     ABSOLUTE,
-    DRIFTED,
     EXP_ABSOLUTE,
     FEW,
     LARGE,
@@ -17,6 +16,7 @@ from trustclip.findings.facts import (
     NORMAL,
     ROUNDING,
     STILL,
+    WORSENED,
 )
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import PREFIX, ends, mean, percent, values
@@ -47,11 +47,12 @@ def of_run(course: Course) -> Iterator[Finding]:
         yield Finding(
             "sampler/few" if few else "sampler/ess",
             "warning" if few else "note",
-            "Whole completions weighed against the sampler had an effective sample size of "
-            f"{percent(min(sizes))} of their number at least, {percent(fmean(sizes))} on average.",
+            "With weights that correct for the sampler, the completions counted like "
+            f"{percent(fmean(sizes))} of their number on average (effective sample size), and like "
+            f"{percent(min(sizes))} in the worst update.",
             {_ESS: min(sizes)},
-            "few completions carried some updates: lower the policy lag or the learning rate, or "
-            "mask sequences that are far off (icepop with level 'sequence', opsm, trm)."
+            "few completions carried some updates: lower the lag or the learning rate, or mask "
+            "sequences that are far off (icepop with level 'sequence', opsm, trm)."
             if few and not distance.advice
             else "",
         )
@@ -63,8 +64,8 @@ def _gate_shares(rows: Sequence[Row]) -> Iterator[str]:
     old, rollout = (values(rows, f"sampler/gated_{name}") for name in ("old", "rollout"))
     if old and rollout:
         yield (
-            f"Measured against the proximal policy the gate closes on {percent(fmean(old))} of "
-            f"tokens, measured against the sampler on {percent(fmean(rollout))}."
+            f"Measured from the proximal policy, the gate cuts {percent(fmean(old))} of tokens; "
+            f"measured from the sampler, it cuts {percent(fmean(rollout))}."
         )
 
 
@@ -76,18 +77,17 @@ def _distance(course: Course) -> Finding:
     evidence = {"sampler/k3": differs, "k3": moved}
     if differs <= ROUNDING:
         text = (
-            "The sampler is the trainer's policy but for rounding (sampler/k3 "
+            "Sampler and trainer agree; they differ only by rounding (sampler/k3 "
             f"{differs:.2g} nats; {identical} of tokens identical to the bit)."
         )
         return Finding("sampler/exact", "ok", text, evidence)
     first, last = ends(values(rows, "sampler/k3"))
-    grown = f", from {first:.2g} at first to {last:.2g} at last" if last > DRIFTED * first else ""
-    larger = "the sampler" if differs > moved else "the policy's own movement"
+    grown = f", from {first:.2g} at first to {last:.2g} at last" if last > WORSENED * first else ""
+    more = "more" if differs > moved else "less"
     text = (
-        f"Proximal policy and sampler differ by {differs:.2g} nats per token (k3){grown}, "
-        f"{mean(rows, 'sampler/abs'):.2g} nats of log-probability on average, {identical} of "
-        f"tokens identical; the policy moved by {moved:.2g} nats (k3), so the larger part is "
-        f"{larger}."
+        f"The sampler differs from the trainer by {more} than the updates moved the policy: by "
+        f"{differs:.2g} nats per token (k3){grown}, against {moved:.2g}. Log-probabilities differ "
+        f"by {mean(rows, 'sampler/abs'):.2g} nats on average, and {identical} are identical."
     )
     if differs <= LARGE or (course.log is None and differs <= moved):
         return Finding("sampler/distance", "note", text, evidence)
@@ -111,11 +111,11 @@ def _differs(course: Course) -> Iterator[Finding]:
     evidence = {f"sampler/{name}": value for name, value in means.items()}
     rounding = {"k3": ROUNDING, "abs": STILL, "k1": STILL}
     if all(max(map(abs, values(rows, f"sampler/{n}"))) <= rounding[n] for n in means):
-        text = f"The sampler is the trainer's policy but for rounding: {listing}."
+        text = f"Sampler and trainer agree; they differ only by rounding: {listing}."
         yield Finding("sampler/exact", "ok", text, evidence)
         return
     first, last = ends(k3 or absolute or k1)
-    grew = first > 0 and last > DRIFTED * first
+    grew = first > 0 and last > WORSENED * first
     grown = f"; it grew from {first:.2g} to {last:.2g}" if grew else ""
     text = f"The sampler differs from the trainer by {listing}{grown}."
     limits = {"k3": LARGE, "abs": ABSOLUTE}
@@ -133,7 +133,7 @@ def _exponential(course: Course) -> Iterator[Finding]:
         value = fmean(means)
         text = (
             f"The mean of e^|log-ratio| to the sampler was {value:.3g}, at most {max(means):.3g}; "
-            f"NeMo RL's own tests ask for less than {EXP_ABSOLUTE:g}, and 1 is equality."
+            f"1 would be equality, and NeMo RL's own tests ask for less than {EXP_ABSOLUTE:g}."
         )
         far = value > EXP_ABSOLUTE
         advice = "compare precisions and weights of the two engines (trustclip doctor --sampler)."
@@ -144,18 +144,18 @@ def _exponential(course: Course) -> Iterator[Finding]:
 def _advice(course: Course, name: str, differs: float, limit: float) -> str:
     if course.log is not None:
         return (
-            f"the sampler differs by {differs:.2g} nats ({name}, limit {limit}): compare "
-            "precisions and weights of the two engines, then correct for it (tis, icepop)."
+            f"the sampler differs by {differs:.2g} nats ({name}; {limit} is the limit): compare "
+            "precisions and weights of the two engines, then correct for the rest (tis, icepop)."
         )
     corrects = course.method is not None and Trait.CORRECTS_SAMPLER in course.method.traits
     cure = (
-        f", which {course.method.name} corrects for but does not mend."
+        f"{course.method.name} corrects for the difference, but does not remove its cause."
         if course.method is not None and corrects
-        else "; what remains, correct for (tis, icepop, or anchor 'rollout')."
+        else "Correct for the rest with tis, icepop, or anchor 'rollout'."
     )
     return (
-        "the sampler is further from the proximal policy than that moved. Find out why: trustclip "
-        f"doctor --sampler for another engine or precision, the lag for stale samples{cure}"
+        "run trustclip doctor --sampler to find out whether engine or precision differ; if samples "
+        f"are old, lower the lag. {cure}"
     )
 
 
@@ -168,11 +168,11 @@ def _lags(rows: Sequence[Row]) -> Iterator[str]:
     if len(lags) < 2:
         return
     parts = [
-        f"{in_words(lag)}: {mean(rows, f'k3/{lag}'):.2g} moved, "
-        f"{mean(rows, f'sampler/k3/{lag}'):.2g} sampler"
+        f"by {mean(rows, f'k3/{lag}'):.2g} and {mean(rows, f'sampler/k3/{lag}'):.2g} at a lag of "
+        f"{in_words(lag)} updates"
         for lag in lags
     ]
-    yield f"By updates since a completion was sampled, in nats (k3): {'; '.join(parts)}."
+    yield f"The policy moved and the sampler differed (k3, nats) {', '.join(parts)}."
 
 
 def in_words(name: str) -> str:
@@ -190,11 +190,11 @@ def _worst(run: Run) -> Iterator[str]:
     if tokens := worst_tokens(run)[:NAMED]:
         listing = "; ".join(
             f"{token['text']!r} (place {token['position']} of completion {token['index']} sampled "
-            f"after update {token['generated']}: trainer {token['logp_old']:.3g}, sampler "
+            f"after update {token['generated']}: log-probability {token['logp_old']:.3g} and "
             f"{token['logp_rollout']:.3g})"
             for token in tokens
         )
-        yield f"They agree least on: {listing}."
+        yield f"Trainer and sampler agree least on {listing}."
 
 
 def worst_tokens(run: Run) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from trustclip.findings.course import Course
 from trustclip.findings.evaluated import below, collapsed, scores_by_update
-from trustclip.findings.facts import KEPT, TRUNCATED
+from trustclip.findings.facts import LEFT, TRUNCATED
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import percent
 
@@ -25,16 +25,16 @@ def of_run(course: Course) -> Iterator[Finding]:
     if clear:
         text += f". It fell: the last interval lies below the {clear[0]} one"
     elif fell and fell[0][0] == "first":
-        text += ". It fell from the first to the last, by less than the intervals resolve"
+        text += ". It fell from the first to the last, but by less than the intervals can show"
     lost = collapsed(run)
     if lost:
-        text += f". It collapsed: less than {percent(KEPT)} of its best score is left"
+        text += f". It collapsed: less than {percent(LEFT)} of its best score is left"
     advice = ""
     if clear or lost:
         below_it = ", and the last interval lies below" if clear else ""
         advice = (
-            f"the evaluation score was highest {_when(top[0])}{below_it}: a smaller learning rate, "
-            "or fewer updates, before another threshold."
+            f"the evaluation score was highest {_when(top[0])}{below_it}: try a smaller learning "
+            "rate, or fewer updates, before another threshold."
         )
     name = "collapsed" if lost else "fell" if clear else "course"
     severity = "fault" if lost else "warning" if clear else "note"

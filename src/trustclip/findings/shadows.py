@@ -101,13 +101,13 @@ def of_run(course: Course) -> Iterator[Finding]:
     every = [i for i in range(1, len(overlap.names)) if not _around(overlap.names[i], acting)]
     if not every:
         return
-    parts = [_clause(overlap, i) for i in sorted(every, key=lambda i: -overlap.gated[i])]
+    parts = [_clause(overlap, i, acting) for i in sorted(every, key=lambda i: -overlap.gated[i])]
     text = f"On the same tokens, {'; '.join(parts)}."
     if nearest := [i for i in every if overlap.jaccard[0][i] > 0]:
         most = max(nearest, key=lambda i: overlap.jaccard[0][i])
         text += (
-            f" The one that cuts most nearly what {acting} cut is {overlap.names[most]}: "
-            f"{percent(overlap.jaccard[0][most], 0)} % of what either cuts, both do."
+            f" {overlap.names[most]} is closest to {acting}: of the tokens that either cuts, both "
+            f"cut {percent(overlap.jaccard[0][most], 0)} %."
         )
     cut = {f"shadow/{overlap.names[i]}/gated": overlap.gated[i] for i in every}
     yield Finding("shadows/cut", "note", text, cut)
@@ -125,12 +125,13 @@ def _around(label: str, acting: str) -> bool:
     return isinstance(inner, Method) and inner.name == acting
 
 
-def _clause(overlap: Matrix, i: int) -> str:
+def _clause(overlap: Matrix, i: int, acting: str) -> str:
     name, cut = overlap.names[i], overlap.gated[i]
     if not cut > 0:
         return f"{name} would have cut none"
     _, recall = overlap.of_acting(i)
-    of_acting = "" if math.isnan(recall) else f", {percent(recall, 0)} % of what was cut among them"
+    share = percent(recall, 0)
+    of_acting = "" if math.isnan(recall) else f", among them {share} % of what {acting} cut"
     cosine = overlap.cosine[0][i]
     angle = "" if math.isnan(cosine) else f" (cosine of the updates {cosine:.3f})"
     return f"{name} would have cut {percent(cut, 2)} %{of_acting}{angle}"

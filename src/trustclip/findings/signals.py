@@ -12,7 +12,7 @@ from trustclip.findings.facts import (
     DROPPED,
     GROWN,
     IDLE,
-    KEPT,
+    LEFT,
     LOSS_HAS_GRADIENT,
     NO_LOSS,
     TRUNCATED,
@@ -70,7 +70,7 @@ def _drop(course: Course) -> Iterator[Finding]:
     for before, after in pairwise(row for row in course.rows if row.get("reward_std")):
         fall = before["reward"] - after["reward"]
         size = many.get(max((step for step in many if step < after["step"]), default=-1), 0)
-        if not size or after["reward"] > KEPT * before["reward"]:
+        if not size or after["reward"] > LEFT * before["reward"]:
             continue
         error = sqrt((before["reward_std"] ** 2 + after["reward_std"] ** 2) / size)
         if fall > DROPPED * error and (worst is None or fall > worst[0]):
@@ -83,8 +83,8 @@ def _drop(course: Course) -> Iterator[Finding]:
         )
         evidence = {"reward": after["reward"], "update": after["step"]}
         advice = (
-            "look at the updates before it (trustclip report): a larger movement there (k3) asks "
-            "for a smaller learning rate or fewer updates with each generation."
+            "look at the updates before this one (trustclip report): if the policy moved further "
+            "there (k3), lower the learning rate or take fewer updates per generation."
         )
         yield Finding("signal/drop", "warning", text, evidence, advice)
 
@@ -111,8 +111,8 @@ def _idle(course: Course, hopeless: bool) -> Iterator[Finding]:
     share, kind = fmean(idle) if idle else 0.0, "groups" if groups else "completions"
     if groups and share:
         text = (
-            f"In {percent(share)} of groups all rewards were equal, so their tokens had no "
-            f"advantage (at the end {percent(ends(groups)[1])})."
+            f"In {percent(share)} of groups ({percent(ends(groups)[1])} at the end) all rewards "
+            "were equal, so that their tokens had no advantage."
         )
     elif groups:
         text = "In no group were all rewards equal."
@@ -124,7 +124,7 @@ def _idle(course: Course, hopeless: bool) -> Iterator[Finding]:
         f"{percent(share)} of {kind} gave no advantage: "
         + ("look at completions and their rewards (samples.jsonl, trustclip report), then "
            if share == 1 and course.log is None else "")
-        + "problems of medium difficulty, or more completions per prompt."
+        + "take problems of medium difficulty, or more completions per prompt."
     )  # fmt: skip
     wasted = share > IDLE and not course.solved and not hopeless
     yield Finding(
@@ -143,11 +143,13 @@ def _lengths(course: Course, hopeless: bool) -> Iterator[Finding]:
     )
     if cut:
         first, last = ends(cut)
-        text = f"Truncated completions: {percent(first)} at the start, {percent(last)} at the end."
+        many = "Many" if max(first, last) > TRUNCATED else "Few"
+        spans = f"{percent(first)} at the start, {percent(last)} at the end"
+        text = f"{many} completions were truncated: {spans}."
         growing = bool(length) and ends(length)[1] > GROWN * ends(length)[0]
         advice = (
             f"{percent(last)} of completions were truncated at the end"
-            f"{', and length is growing' if growing else ''}: a larger limit, or masking truncated "
+            f"{', and length is growing' if growing else ''}: raise the limit, or mask truncated "
             "completions."
         )
         often = last > TRUNCATED and not hopeless

@@ -36,8 +36,8 @@ the evaluation, and max_completion_length of the training.'
             f"{percent(empty, 0)} % of the completions of the first evaluation hold no answer that "
             "can be read.",
             {"step": 0, "no_answer": empty},
-            "look at some (samples.jsonl), ask for the format in the prompt, or fine-tune on it "
-            "first (sft).",
+            "look at some completions (samples.jsonl), ask for a format of the answer in the "
+            "prompt, or fine-tune on that format first (sft).",
         )
 
 
@@ -72,8 +72,8 @@ the groups all rewards are equal.'
             f"{share} % of the groups of the first generation have equal rewards{level} and teach "
             "nothing.",
             {"step": step, "frac_reward_zero_std": equal},
-            "take problems that are solved sometimes but not always, more completions of each, or "
-            "fine-tune first (sft).",
+            "take problems that are solved sometimes but not always, take more completions of "
+            "each, or fine-tune first (sft).",
         )
 
 
@@ -131,7 +131,7 @@ training), or ask for less.']
             f"{empty} of {many} completions hold no answer that can be read.",
             {"no_answer": empty / many},
             "ask for the format in the prompt (prompt.system), say where the answer stands "
-            "(prompt.answer), or fine-tune on it first (sft).",
+            "(prompt.answer), or fine-tune on that format first (sft).",
         )
     elif equal and equal == sum(len(group) > 1 for group in groups):
         value = {reward for group in groups for reward in group}
@@ -142,6 +142,6 @@ training), or ask for less.']
             f"Within each of {equal} problems the rewards are equal{level}: such groups teach "
             "nothing.",
             {"equal": equal / len(groups)},
-            "look at more (--n 32 --each 8); if it stays so, take problems that are solved "
-            "sometimes but not always, or fine-tune first (sft).",
+            "look at more problems (--n 32 --each 8); if these teach nothing either, take problems "
+            "that are solved sometimes but not always, or fine-tune first (sft).",
         )

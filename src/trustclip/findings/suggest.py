@@ -13,9 +13,9 @@ from trustclip.constraints.thresholds import scale_thresholds, thresholds, wides
 from trustclip.logs.watched import chunks, supplied
 from trustclip.support.text import percent
 
-#: Factors of the method's own thresholds between which the search begins, and how many of them.
+#: The search begins between these factors of the method's own thresholds, at so many of them.
 _FACTORS, _FIRST = (1e-6, 1e6), 25
-#: Further passes over the log, and factors within the bracket that a pass looks at.
+#: So many passes over the log follow, each with so many factors within a bracket.
 _PASSES, _EACH = 4, 8
 
 
@@ -47,8 +47,8 @@ def suggest(method: Method, share: float, paths: Sequence[Path]) -> Suggestion:
         raise ValueError(f"the share must be between 0 and 1, got {share:g}.")
     if not thresholds(method):
         raise ValueError(
-            f"{method.name!r} has no threshold that decides which tokens it cuts: there is nothing "
-            "to suggest."
+            f"no threshold can be suggested for {method.name!r}, because none of its settings "
+            "decides which tokens it cuts."
         )
     if reason := refusal(method, supplied(paths), "this log"):
         raise ValueError(reason)

@@ -21,7 +21,7 @@ from trustclip.support.jsonl import Row
 TOKENS, OPEN = 1 << 16, 8
 #: Different tokens that are counted one by one; rarer ones that come later are counted together.
 WORDS = 1 << 19
-#: Words that are named, and the share and the number of tokens that one needs for it.
+#: So many words are named; each needs this share and this number of tokens.
 TOP, SHARE, FEW = 3, 0.01, 10
 
 #: Of a word: tokens, tokens cut, tokens of positive advantage cut, push on the entropy.

@@ -30,13 +30,13 @@ def _of_each(key: str) -> dict[str, str]:
 TRL, VERL = TABLE["TRL"]["names"], TABLE["verl"]["names"]
 #: Trainer -> its names -> ours, of the trainers that a tracker's log alone tells.
 VALUES = {trainer: part["names"] for trainer, part in TABLE.items() if "marks" in part}
-#: Logged as new minus old, where our estimates are old minus new.
+#: These are logged as new minus old; our estimates are old minus new.
 _NEGATIVE = _of_each("negative").keys()
-#: Logged as the share of the others, 1 less ours.
+#: These are logged as the share of the other tokens, 1 minus ours.
 _COMPLEMENT = _of_each("complement").keys()
-#: Trainers whose ratio is to the sampler, with no third policy.
+#: These trainers measure the ratio from the sampler; there is no third policy.
 TWO_POLICIES = {trainer for trainer, part in TABLE.items() if part.get("two_policies")}
-#: Names that only one of them has; and those that are ours, too.
+#: Only one trainer has these names; and these are ours, too.
 _MARKS, _SHARED = _of_each("marks"), _of_each("shared")
 
 #: What answers a question of `trustclip explain`: a log needs at least one of these.

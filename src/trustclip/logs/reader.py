@@ -39,23 +39,24 @@ def read_run(path: Path) -> Run:
     unreadable += samples.unreadable
     if many := samples.repeated:
         remarks.append(
-            f"{many} answer{'s' * (many > 1)} of evaluations written twice: each counts once, "
-            "as written last"
+            f"{many} answer{'s were' if many > 1 else ' was'} written twice: each counts once, as "
+            "it was written last"
         )
     if samples.odd:
-        remarks.append(f"{some(samples.odd)}: neither 0 nor 1, and left out")
+        remarks.append(f"{some(samples.odd)} is neither 0 nor 1 and was left out")
     if unreadable:
         remarks.append(
-            f"{unreadable} unreadable line{'s' * (unreadable > 1)} skipped, as left by a kill"
+            f"{unreadable} line{'s' * (unreadable > 1)} cannot be read and were left out; a kill "
+            "leaves such lines"
         )
     run = Run(
         path, config, environment, summary, metrics, evaluations, samples, remarks, _entry(path),
         marks=Marks.read(path),
     )  # fmt: skip
     if not run.finished:
-        remarks.insert(0, f"unfinished: {run.last_step} updates logged so far")
+        remarks.insert(0, f"the run is unfinished: it has logged {run.last_step} updates so far")
     elif run.silence:
-        remarks.insert(0, "neither an update nor an evaluation logged")
+        remarks.insert(0, "the run has logged neither an update nor an evaluation")
     return run
 
 
@@ -190,7 +191,8 @@ def _evaluations(
                 )
         else:
             at = "" if step is None else f" at step {step}"
-            remarks.append(f"the evaluation{at} is incomplete: {len(answers)} answers, not scored")
+            few = f"it has {len(answers)} answers and is not scored"
+            remarks.append(f"the evaluation{at} is incomplete: {few}")
     return sorted(by_step.values(), key=lambda e: inf if e.step is None else e.step), remarks
 
 

@@ -17,7 +17,7 @@ from trustclip.support.jsonl import Row
 OF_RUN = "@0"
 #: Stages whose rows hold numbers.
 MEASURED = ("rl", "sft", "eval")
-#: Stands for the last row of a training that has logged nothing.
+#: This stands for the last row of a training that has logged nothing.
 _NOTHING: Row = {"step": 0}
 #: Folders that say nothing of the model in them without their own folder.
 _COMMON = ("final", "hf", "model")

@@ -259,7 +259,7 @@ def _counted(row: Score, right: object, of: object) -> Iterator[Score]:
     except ValueError:
         hits, count = 1, 0
     if not 0 <= hits <= count <= 10**6:
-        raise ValueError(f"{row.where}: {right} right of {of} are no two counts.")
+        raise ValueError(f"{row.where}: {right} and {of} must be counts, right answers of all.")
     for number in range(count):
         yield row._replace(sample=number, score=float(number < hits))
 

@@ -189,7 +189,7 @@ def by_rule(run: Run, by: str) -> Run:
         step: score["value"] for step, e in at.items() if (score := e.score(None, e.metrics[0]))
     }
     short = [done for e in run.evaluations if (done := e.lost[0])]
-    said = [f"{sum(short)} answers lost: the curve is of the others"] if short else []
+    said = [f"{sum(short)} answers are lost: all others make the curve"] if short else []
     return _of_curves(
         replace(run, remarks=[*run.remarks, *said]),
         {tasks[0] if len(tasks) == 1 else "average": curve},

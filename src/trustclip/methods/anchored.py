@@ -21,7 +21,7 @@ _FIELDS = {
 
 @definition
 class Anchored(Composite):
-    r"""Anchored: any method, its ratio and its constraint measured from the policy that sampled.
+    r"""Anchored: any method measures its ratio and its constraint from the policy that sampled.
 
     $$
     J_t\big(\pi_\theta, \pi_{anchor}\big) \quad\text{in place of}\quad J_t(\pi_\theta, \pi_{old})

@@ -19,7 +19,7 @@ BANDS = {
 
 @definition
 class BandPO(Method):
-    r"""BandPO: the ratios that a divergence from the old policy allows a token of probability p.
+    r"""BandPO: a divergence from the old policy sets the ratio bounds of a token of probability p.
 
     $$
     p_t\, f(w) + (1-p_t)\, f\Big(\frac{1-p_t w}{1-p_t}\Big) \le \delta, \qquad

@@ -13,7 +13,7 @@ from trustclip.constraints.masked import masked_sum, safe_exp
 
 @definition
 class BAPO(Method, statistics_over="micro_batch"):
-    r"""BAPO: PPO's clip, its bounds opened until positive advantages contribute their share.
+    r"""BAPO: PPO's clip opens its bounds until positive advantages contribute their share.
 
     $$
     \rho(l, u) = \frac{\sum_{A_t > 0} p_t \min(w_t, u)\, A_t}

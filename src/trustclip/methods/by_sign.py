@@ -12,7 +12,7 @@ from trustclip.methods.reinforce import Reinforce
 
 @definition
 class BySign(Composite):
-    r"""By sign: one method for tokens of positive advantage, another one for all others.
+    r"""By sign: one method trains tokens of positive advantage, another one all others.
 
     $$
     J_t = \begin{cases} J^{(+)}_t & A_t > 0 \\ J^{(-)}_t & A_t \le 0 \end{cases}

@@ -13,7 +13,7 @@ from trustclip.methods.importance_sampling import ImportanceSampling
 
 @definition
 class Centered(Composite):
-    r"""Centered: any token method, less what its update does on average over the sampler's tokens.
+    r"""Centered: any token method is trained without its drift, its mean over the sampler's tokens.
 
     $$
     A_t\Big( c_{y_t} \nabla\log\pi_\theta(y_t) - \sum_v q_v\, c_v \nabla\log\pi_\theta(v) \Big)
@@ -33,10 +33,10 @@ class Centered(Composite):
     *What it takes away.* The drift of a clip or of ``atr`` points back to the sampler, for either
     sign of the advantage; that of REINFORCE away from it where the advantage is negative; full
     importance weights have none (`trustclip.constraints.drift`, and the metrics ``drift/*``). A
-    centered gate pulls nothing back, and is no longer closed: where it cuts the sampled token, with
-    $C$ what it cuts among the candidates, $A \sum_{v \in C} p_v \nabla\log p_v$ is left, so that a
-    rewarded token beyond the bound goes on to rise. With several updates per generation watch
-    ``k3``, or center a method without a gate.
+    centered gate does not stop tokens any more. If it cuts the sampled token, with $C$ what it cuts
+    among the candidates, $A \sum_{v \in C} p_v \nabla\log p_v$ is left, so that a rewarded token
+    beyond the bound goes on rising. With several updates per generation watch ``k3``, or center a
+    method without a gate.
 
     It is the outermost method: ``centered(inner=icepop(...))``. A penalty is added to the centered
     method: ``tc.method("centered", inner="clip") + tc.penalty("k2")``.
@@ -72,8 +72,8 @@ class Centered(Composite):
         super().__post_init__()
         if problem := drift.centering_problem(self.inner):
             raise ValueError(
-                f"{self.inner.name!r} cannot be centered: {problem}, so that what it would do to "
-                "a token that was not sampled is unknown. Center a method of the token alone."
+                f"{self.inner.name!r} cannot be centered: {problem}. Centering asks what a method "
+                "does to tokens that were not sampled: use one that looks at one token, like atr."
             )
         if Trait.MOVES_WITHOUT_ADVANTAGE in self.inner.traits:
             raise ValueError(

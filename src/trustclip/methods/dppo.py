@@ -46,10 +46,10 @@ class DPPO(Method):
       where the sampled one is among the likeliest; the released code has k there, and a
       divergence that is smaller by up to 5e-3.
 
-    A ratio of 3 is large at p = 0.3 and harmless at p = 0.0001; these divergences reflect it. The
-    paper's anchor is the policy that sampled, ``anchor="rollout"``; verl's, and the default here,
-    is the proximal policy. In verl ``clip_ratio_c`` must be raised, or its default of 3 truncates
-    the weights.
+    A ratio of 3 means from 30 to 90 % for one token and from 0.01 to 0.03 % for another: DPPO
+    limits the change of the probability itself. The paper's anchor is the policy that sampled,
+    ``anchor="rollout"``; verl's, and the default here, is the proximal policy. In verl raise
+    ``clip_ratio_c``, or its default of 3 truncates the weights.
 
     Args:
       divergence: see above.

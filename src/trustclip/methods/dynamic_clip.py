@@ -9,7 +9,7 @@ from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 
 @definition
 class DynamicClip(Method):
-    r"""Dynamic clip: ratio bounds that depend on the old probability of the token (DCPO).
+    r"""Dynamic clip: the ratio bounds depend on the old probability of the token (DCPO).
 
     $$
     |(w_t - 1)\, w_t|\, p_t \le \epsilon \;\Rightarrow\;

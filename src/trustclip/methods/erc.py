@@ -8,13 +8,13 @@ from trustclip.constraints.compose import Weighted
 from trustclip.constraints.registry import Part
 from trustclip.methods.clip_higher import ClipHigher
 
-#: Added to both entropies, nats, so that a position without any choice has ratio 1. The source's.
+#: Both entropies get this much more (nats), as in the source: without any choice the ratio is 1.
 _LEAST = 1e-8
 
 
 @definition
 class ERC(Weighted):
-    r"""ERC: any method, without the tokens at whose position the entropy has changed too much.
+    r"""ERC: any method drops the tokens at whose position the entropy has changed too much.
 
     $$
     J_t \cdot \mathbf 1\Big[1 - \epsilon_{low} < \frac{H_t(\pi_\theta)}{H_t(\pi_{old})} <

@@ -13,7 +13,7 @@ from trustclip.methods.sampler import Sampler
 
 @definition
 class IcePop(Choice):
-    r"""IcePop: any method, without the tokens whose sampler and trainer probabilities disagree.
+    r"""IcePop: any method drops the tokens on whose probability sampler and trainer disagree.
 
     $$
     \rho_t\, \mathbf 1[\alpha \le \rho_t \le \beta]\, J_t, \qquad

@@ -17,7 +17,7 @@ from trustclip.constraints.twins import Twins
 
 @definition
 class IPO(Method):
-    r"""IPO: no gradient for a token whose probability has moved too far from the sampler's.
+    r"""IPO: a token has no gradient once its probability is too far from the sampler's.
 
     $$
     J_t = \min(w_t, C)\, A_t\, \mathbf 1[\, |q_t - p_t| \le \delta \,], \qquad w_t = q_t / p_t

@@ -11,7 +11,7 @@ from trustclip.methods.sampler import Sampler
 
 @definition
 class KPop(Choice):
-    r"""KPop: any method, without the tokens whose sampler and trainer distributions diverge.
+    r"""KPop: any method drops the tokens whose sampler and trainer distributions diverge.
 
     $$
     \rho_t\, \mathbf 1[D(p_t \| s_t) \le \delta]\, \mathbf 1[D(s_t \| p_t) \le \delta]\, J_t, \qquad

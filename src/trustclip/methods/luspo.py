@@ -12,7 +12,7 @@ from trustclip.constraints.twins import Twins, verl_settings
 
 @definition
 class LUSPO(Interval):
-    r"""LUSPO: GSPO's clip of the sequence, summed over tokens so that length biases no answer.
+    r"""LUSPO: GSPO's clip of the sequence is summed over tokens, so that length biases no answer.
 
     $$
     |y|\, \min\big(s A,\ \mathrm{clip}(s, 1-\epsilon_{low}, 1+\epsilon_{high}) A\big),

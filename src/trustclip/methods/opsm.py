@@ -11,7 +11,7 @@ from trustclip.methods.sampler import Sampler
 
 @definition
 class OPSM(Choice):
-    r"""OPSM: any method, without the negative-advantage sequences that are too far off-policy.
+    r"""OPSM: any method drops the negative-advantage sequences that are too far off-policy.
 
     $$
     J_t \cdot \mathbf 1\Big[A_t \ge 0 \ \text{or}\

@@ -24,7 +24,7 @@ DIVERGENCES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @definition
 class Penalty(Composite):
-    r"""Penalty: any method, whose tokens also pay for their divergence from a policy.
+    r"""Penalty: the tokens of any method also pay for their divergence from a policy.
 
     $$
     J_t - \beta\, d(x_t), \qquad x_t = \log\frac{\pi_\theta(y_t)}{\pi_{anchor}(y_t)}

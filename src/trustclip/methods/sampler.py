@@ -16,7 +16,7 @@ from trustclip.methods.clip import Clip
 
 @definition
 class Sampler(Weighted):
-    r"""Sampler: any method, masked by one measure of the sampler and weighed by another.
+    r"""Sampler: any method is masked by one measure of the sampler and weighed by another.
 
     $$
     \omega_t\; \mathbf 1[\alpha \le D \le \beta]\; J_t
@@ -116,8 +116,8 @@ class Sampler(Weighted):
             bound = getattr(self, name)
             if bound is not None and not inside(bound):
                 raise ValueError(
-                    f"`{name}` {bound:g} of {self.measure!r} drops tokens on which the policies "
-                    f"agree, where it is {same:g}"
+                    f"`{name}` is {bound:g}, but where sampler and trainer agree {self.measure!r} "
+                    f"is {same:g}: every such token would be dropped"
                     + ("." if name == "ceiling" or least < same else "; it takes a ceiling alone.")
                 )
         if self.weigh_by == "none" and self._bounds == (None, None):

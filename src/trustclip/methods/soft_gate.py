@@ -19,10 +19,10 @@ class SoftGate(Method, traits=Trait(0)):
     \big(\tfrac\tau2 (w_t - 1)\big) A_t
     $$
 
-    with $\tau$ chosen by the sign of the advantage. Every token is kept. The weight never
-    exceeds the ratio, is 1 on-policy, and does not depend on the side of 1 the ratio is on: looser
-    than a clip where a clip cuts, tighter where a clip lets the step back pass. In the paper the
-    loss is aggregated by ``sequence_mean``; here that stays the caller's choice.
+    with $\tau$ chosen by the sign of the advantage. Every token is kept. The weight is 1 at ratio 1
+    and never above the ratio. Compared with a clip, it still trains tokens that a clip would cut,
+    and it weakens steps back towards 1, which a clip leaves alone. In the paper the loss is
+    aggregated by ``sequence_mean``; here that stays the caller's choice.
 
     Args:
       temperature_positive: $\tau$ where A > 0.

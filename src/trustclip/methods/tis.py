@@ -12,7 +12,7 @@ from trustclip.methods.sampler import Sampler
 
 @definition
 class TIS(Choice):
-    r"""TIS: any method, each token weighted by old over sampler probability, truncated.
+    r"""TIS: any method weighs each token by old over sampler probability, up to a ceiling.
 
     $$
     \rho_t\, J_t, \qquad

@@ -12,7 +12,7 @@ from trustclip.constraints.masked import safe_exp
 
 @definition
 class TOPR(Method, traits=Trait(0)):
-    r"""TOPR: right answers are imitated as they are, wrong ones by a ratio truncated at 1.
+    r"""TOPR: a right answer weighs 1, a wrong one its ratio as a whole answer, but at most 1.
 
     $$
     c_t = \begin{cases} 1 & A_t \ge 0 \\ \min(W, 1) & A_t < 0 \end{cases},

@@ -9,7 +9,7 @@ from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 
 @definition
 class TRGPPO(Method):
-    r"""TRGPPO: the ratio interval that a KL threshold allows a token of probability p.
+    r"""TRGPPO: a KL limit sets the ratio bounds, wider for rare tokens, never tighter than a clip.
 
     $$
     -p_t\log w + (1-p_t)\log\frac{1-p_t}{1-p_t w} \le \delta

@@ -12,7 +12,7 @@ from trustclip.methods.sampler import Sampler
 
 @definition
 class TRM(Choice):
-    r"""TRM: any method, without the sequences whose largest or mean divergence is too large.
+    r"""TRM: any method drops the sequences whose largest or mean divergence is too large.
 
     $$
     J_t \cdot \mathbf 1\big[\max_s D_s \le \delta\big] \qquad\text{or}\qquad

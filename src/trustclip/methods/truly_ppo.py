@@ -24,7 +24,7 @@ SLOPE = {"tr_ppo": 0.0, "ppo_rb": 0.3, "trppo_rb": 0.05, "truly": 5.0}
 
 @definition
 class TrulyPPO(Method):
-    r"""Truly PPO: a trust region by the exact KL, and a pull back for tokens that leave it.
+    r"""Truly PPO: the exact KL bounds each token, and a token that leaves its bound is pulled back.
 
     A token is triggered when its gradient would move its ratio further from 1 and it is outside
     the region. The variants differ in the region and in what a triggered token gets:

@@ -10,7 +10,7 @@ from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
 
 @definition
 class VACO(Method, traits=Trait.CUTS | Trait.SEES_OTHERS):
-    r"""VACO: where a sequence has used up its total variation, only tokens that return move.
+    r"""VACO: once a sequence's mean total variation is too large, only steps back to ratio 1 train.
 
     $$
     c_t = w_t \,\mathbf 1\Big[\tfrac12\,\tfrac1T\sum_s |w_s - 1| \le \delta

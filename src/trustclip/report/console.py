@@ -22,7 +22,7 @@ from trustclip.support.names import some
 from trustclip.support.terminal import print_table
 from trustclip.support.text import bracket, one_line, percent, title_of
 
-#: Verdicts that are of a method; the others are of its difference from the reference.
+#: These verdicts are about a method; all others are about its difference from the reference.
 STATES = ("identical", "not compared")
 
 
@@ -81,7 +81,7 @@ def _said(one: Compared) -> str:
     label, verdict = one.group.label, one.verdict
     if label not in verdict:
         verdict = f"{label}{' is' if verdict.startswith(STATES) else ':'} {verdict}"
-    found = f" These runs find gaps of {100 * one.detectable:.1f} points or more, 4 times of 5."
+    found = f" These runs find gaps of {100 * one.detectable:.1f} points in 4 of 5 cases."
     known = one.resolved and one.detectable < 1
     return f"{title_of(one.metric)}: {verdict}.{found if known else ''}"
 
@@ -144,19 +144,19 @@ def _require_equal_updates(runs: Sequence[Run]) -> None:
 
 def _heading(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]]) -> str:
     finals = groups[0].evaluations("final")
-    step = f"update {finals[0].step}" if finals[0].step is not None else "the evaluation"
+    at = f" at update {finals[0].step}" if finals[0].step is not None else ""
     comparisons = by_kind["mean"]
     by = [] if finals[0].number else ["family" if finals[0].families else "problem"]
     by += ["seed"] if any(c.same_seeds and c.seeds > 1 for c in comparisons) else []
-    how = f"paired by {' and '.join(by)}; " if by else ""
+    how = f", paired by {' and '.join(by)}" if by else ""
     tests = sum(c.difference is not None and c.p_holm == c.p_holm for c in comparisons)
     names = [title_of(those[0].metric) for those in by_kind.values() if those]
-    holm = f"Holm's correction for {tests} comparison{'s' * (tests != 1)} in {names[0]}"
+    holm = f"Holm's correction counts {tests} comparison{'s' * (tests != 1)} in {names[0]}"
     if len(names) > 1:
-        holm += f", and for those in {names[1]} apart"
+        holm += f", and those in {names[1]} apart"
     return (
-        f"At {step}, in percent; differences to {groups[0].label}, {how}"
-        f"{100 * LEVEL:.0f} % intervals; {holm if tests else 'no test is possible'}."
+        f"Scores{at} are in percent. Differences are to {groups[0].label}{how}. Brackets hold "
+        f"{100 * LEVEL:.0f} % intervals. {holm if tests else 'No test is possible'}."
     )
 
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from trustclip.findings.facts import ALPHA, KEPT
+from trustclip.findings.facts import ALPHA, LEFT
 from trustclip.findings.groups import Group, names
 from trustclip.findings.learning import Learning, Number
 from trustclip.report.results import p_text
 from trustclip.report.tables import NOTHING, Cell, Table, TableRow
 from trustclip.support.text import bracket, percent
 
-#: Of numbers that are written as they are, where shares are written in percent.
+#: This unit writes a number as it is; shares are written in percent.
 _ONE = 0.01
 
 
@@ -26,20 +26,20 @@ def table_of(
             rows.append(TableRow(name, _cells(curve), note=note, series=group.series))
     head = [("area", ["mean", "difference", "p (Holm)"]), ("", ["collapsed"])]
     notes = [
-        "Area: under the learning curve of Mean@K, divided by its length (trapezoidal rule over "
-        "the updates of all evaluations, from the first to the last), in percent: the mean score "
-        "of a run on its way. Differences are to the reference, p after Holm's correction for all "
-        f"of them. Collapsed: share of runs that ended below {percent(KEPT, 0)} % of their best "
-        "evaluation, in percent. 95 % intervals, of areas as of final scores, of rates Clopper and "
-        "Pearson's."
+        "Area is the mean score of a run on its way, in percent: the area under the learning curve "
+        "of Mean@K, divided by its length (trapezoidal rule over the updates of all evaluations). "
+        "Differences are to the reference, and p is corrected for all of them (Holm). Collapsed "
+        f"is the share of runs that ended below {percent(LEFT, 0)} % of their best "
+        "evaluation, in percent. Brackets hold 95 % intervals: of areas as of final scores, of "
+        "rates Clopper and Pearson's."
     ]
     if reaches is not None:
         head += [(f"to {percent(reaches, 0)} %", ["reached", "updates", "difference", "p (Holm)"])]
         notes.append(
-            f"Reached: share of runs that an evaluation found at {percent(reaches, 0)} % or more, "
-            "in percent. Updates: until the first such evaluation, those of runs that never got "
-            "there counted to their ends (restricted mean), with intervals over seeds; seeds are "
-            "paired in the differences."
+            f"Reached is the share of runs that an evaluation found at {percent(reaches, 0)} % or "
+            "more, in percent. Updates are counted until the first such evaluation, or to the end "
+            "of a run that never got there (restricted mean); intervals are over seeds, and seeds "
+            "are paired in the differences."
         )
     return Table("learning", "Learning curves", "method", head, rows, notes)
 

@@ -127,9 +127,9 @@ def print_power(
     level = 1 - 0.05 / count
     several = "s" * (count != 1)
     console.print(
-        f"Seeds for {gap:g} points with {100 * power:g} % power, on these problems; two-sided "
-        f"test at 5 % over {count} comparison{several} (Holm's strictest level). In brackets: "
-        "what the pilot's 95 % interval of the standard deviation allows.",
+        f"So many seeds find {gap:g} points with {100 * power:g} % power, on these problems, by a "
+        f"two-sided test at 5 % over {count} comparison{several} (Holm's strictest level). "
+        "Brackets hold what the pilot's 95 % interval of the standard deviation allows.",
         highlight=False,
     )
     print_table(console, _table(plans, gap / 100, level, power), keys=2)
@@ -160,14 +160,14 @@ def _table(plans: Sequence[PilotComparison], gap: float, level: float, power: fl
 def _notes(plans: Sequence[PilotComparison]) -> Iterator[str]:
     if any(not one.spread.paired for one in plans):
         yield (
-            "Runs without common seeds are independent: the number is of each method, and its "
-            "standard deviation of a run. Shared seeds usually need fewer."
+            "Runs without common seeds are independent: each method needs this number of seeds, "
+            "and the standard deviation is that of a run. Shared seeds usually need fewer."
         )
     if any(one.spread.std == 0 for one in plans):
-        yield "A standard deviation of 0 is of runs that are the same: two seeds show any gap."
+        yield "If the standard deviation is 0, the runs are the same: two seeds show any gap."
     if (least := min(one.spread.freedom for one in plans)) < 9:
         yield (
-            f"A pilot with {least + 1} seeds hardly knows its standard deviation: plan for the "
-            "upper number, or look again after some more seeds, at levels fixed beforehand."
+            f"{least + 1} seeds say little about how much runs differ. Plan for the upper number, "
+            "or add seeds and test again, if the levels of all tests were fixed beforehand."
         )
-    yield "Area: under the learning curve."
+    yield "Area means the area under the learning curve."

@@ -14,7 +14,7 @@ TITLES = {"amc23": "AMC2023", "aime24": "AIME2024", "aime25": "AIME2025"}
 #: A column of scores: task (None for the average) and metric, such as ``"mean@8"``.
 Column = tuple[str | None, str]
 OPTIMISTIC = (
-    "In parentheses: the best evaluation of each column, selected on the test problems as in the "
+    "Parentheses hold the best evaluation of each column, selected on the test problems as in the "
     "paper. It is optimistic and not a basis for comparisons."
 )
 
@@ -63,16 +63,16 @@ def single_table(groups: Sequence[Group]) -> Table:
             ]
             rows.append(TableRow(group.label, cells, "ours", _standing(group), group.series))
     notes = [
-        "95 % intervals in brackets, clustered by problem and, with several seeds, also by seed."
+        "Brackets hold 95 % intervals, clustered by problem and, with several seeds, also by seed."
     ]
     if any(cell.text.endswith(")") for row in rows if row.kind == "ours" for cell in row.cells):
         notes.append(OPTIMISTIC)
     if any(cell.strong for row in rows for cell in row.cells):
-        notes.append("Bold: the highest value of a column; the tests of the differences are below.")
+        notes.append("The highest value of a column is bold; the differences are tested below.")
     if len(groups) > 1 and all(map(_one_training, groups)):
         notes.append(
-            "One run of each method: none can be called better, because the intervals leave out "
-            "how much training runs differ."
+            "There is one run of each method: none can be called better, because the intervals "
+            "leave out how much training runs differ."
         )
     return Table("scores", "Scores, percent", "method", head_of(cols), rows, notes)
 
@@ -130,7 +130,7 @@ def repeated_table(groups: Sequence[Group]) -> Table | None:
         ]
         note = f"{len(group.scored)} seeds"
         rows.append(TableRow(label, cells, "ours", note, group.series))
-    notes = ["Mean ± sample standard deviation (divisor n − 1) over seeds."]
+    notes = ["Cells are mean ± sample standard deviation (divisor n − 1) over seeds."]
     return Table("seeds", "Final scores over seeds, percent", "method", head_of(cols), rows, notes)
 
 
@@ -158,9 +158,9 @@ def comparison_table(compared: Sequence[Compared], key: str) -> Table | None:
     paired = "problem and seed" if any(c.seeds > 1 for c in compared) else "problem"
     family = len([c for c in compared if c.difference is not None])
     many = f"{family} comparison{'s' * (family != 1)}"
-    notes = [f"Final evaluations, paired by {paired}; Holm's correction for {many}."]
+    notes = [f"Final evaluations are paired by {paired}; Holm's correction counts {many}."]
     if any(c.detectable < 1 for c in compared):
-        notes.append("Detectable: the gap that these runs find in 4 cases of 5, points.")
+        notes.append("Detectable is the gap (points) that these runs find in 4 of 5 cases.")
     if any(c.step is not None for c in compared):
         notes.append(
             "Unfinished runs are compared at the last update at which both were evaluated."
@@ -204,5 +204,5 @@ def worst_table(groups: Sequence[Group]) -> Table | None:
             ("Place", ["sampled after update", "completion", "position"]),
         ],
         rows=rows,
-        notes=["Of the ten worst tokens of every update, the ten worst of the run."],
+        notes=["These are the ten worst of the ten worst tokens of every update."],
     )

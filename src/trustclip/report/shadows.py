@@ -30,9 +30,9 @@ def _measures(overlap: Matrix, group: Group, number: int) -> Table:
         rows.append(TableRow(_numbered(i, name), cells))
     head = ["cut %", "precision %", "recall %", "Jaccard %", "cosine of updates"]
     note = (
-        "Means over the logged updates. Precision: of what the shadow cuts, the share that the "
-        "acting method cut; recall: of what the acting method cut, the share that the shadow cuts. "
-        "The shadows saw the tokens of this run: trained with, each would have seen others."
+        "Numbers are means over the logged updates. Precision is the share of the shadow's cuts "
+        "that the acting method cut, too; recall is the share of the acting method's cuts that the "
+        "shadow cuts, too. In a training by a shadow the tokens would have been others."
     )
     title = f"What other methods would have cut in the runs of {group.label}"
     return Table(f"shadows-{number}", title, "method", [("", head)], rows, [note])

@@ -20,7 +20,7 @@ class Cell:
     strong: bool = False
 
 
-#: Stands where there is no number.
+#: This cell stands where there is no number.
 NOTHING = Cell("-")
 
 

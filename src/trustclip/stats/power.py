@@ -170,7 +170,7 @@ def verdict(
       >>> verdict(Difference(0.012, -0.01, 0.03, 0.29), budget).partition(", which detect")[0]
       'inconclusive with 8 samples per problem'
       >>> verdict(Difference(0.052, 0.02, 0.08, nan), budget)
-      'A scored 5.2 points higher than B [+2.0, +8.0] in one run each, which compares no methods'
+      'A scored 5.2 points higher than B [+2.0, +8.0] in one run each, too few to compare methods'
       >>> verdict(Difference(0.052, 0.02, 0.08, 0.001), Required(8, 143, 5, 0.04, "seeds"))
       'A is better than B by 5.2 points [+2.0, +8.0] (p = 0.001)'
     """
@@ -178,9 +178,9 @@ def verdict(
     better, worse = names if difference.value > 0 else names[::-1]
     points, bounds = f"{abs(difference.value) * 100:.1f} points", _bounds(difference)
     if abs(difference.value) < 1e-12:
-        return f"no difference observed with {samples} on {problems}"
+        return f"no difference was observed with {samples} on {problems}"
     if budget.seeds == 1 and not difference.p > 1 - level + 1e-12:
-        which = "in one run each, which compares no methods"
+        which = "in one run each, too few to compare methods"
         return f"{better} scored {points} higher than {worse}{bounds} {which}"
     if difference.p <= 1 - level + 1e-12:
         return f"{better} is better than {worse} by {points}{bounds} (p = {difference.p:.2g})"

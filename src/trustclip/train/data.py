@@ -171,7 +171,7 @@ def enough(problems: Sequence[Problem], settings: RLStage) -> None:
     if len(problems) < minimum:
         ranks = f" x {processes} processes" if processes > 1 else ""
         raise ValueError(
-            f"{len(problems)} problems, but a generation takes {minimum} different ones: "
+            f"too few problems, {len(problems)}: each generation takes {minimum} different ones: "
             f"per_device_train_batch_size x steps_per_generation{ranks} / num_generations = "
             f"{settings.per_device_train_batch_size} x {steps}"
             f"{f' x {processes}' if processes > 1 else ''} / {settings.num_generations}. "

@@ -19,7 +19,7 @@ from trustclip.train.problems.prompts import completion, messages, right_complet
 from trustclip.train.problems.verify.chosen import CORRECT, RewardError
 from trustclip.train.settings.stages import InitSettings, RLStage
 
-#: Problems whose lengths are measured; length of a completion where there are no solutions.
+#: So many problems are measured; without solutions, a completion has the second length.
 SAMPLE, LENGTH = 200, 256
 #: Completions of each problem, and of a micro-batch.
 GROUP = 8

@@ -12,8 +12,8 @@ from pathlib import Path
 from trustclip.support.names import unknown
 
 _PLACES = (Path(__file__).with_name("shipped"), Path(__file__).parents[3] / "recipes")
-#: Their folder: in a wheel beside this module, where ``setup.py`` copies them; in a checkout the
-#: repository's ``recipes/``.
+#: The recipes lie beside this module in a wheel, where ``setup.py`` copies them, and in the
+#: repository's ``recipes/`` in a checkout.
 FOLDER = next((folder for folder in _PLACES if folder.is_dir()), _PLACES[0])
 
 #: The beginning of a line that tells editors the schema of a file.

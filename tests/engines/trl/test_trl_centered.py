@@ -238,7 +238,7 @@ def test_a_replayed_update_has_the_gradient_over_the_kept_tokens(tmp_path):
         ({"top_p": 0.9, "method": "full_kl"}, "'full_kl' is over all tokens"),
         ({"top_p": 0.9, "candidates": 8}, "leave `candidates` out"),
         ({"top_p": 0.9, "use_vllm": True}, "`replay` asks vLLM for the tokens that top_k leaves"),
-        ({"top_p": 0.9, "head": "trl"}, "`replay` needs the tokens that the sampler kept: head="),
+        ({"top_p": 0.9, "head": "trl"}, "`replay` needs what the sampler could draw: head="),
     ],
     ids=str,
 )

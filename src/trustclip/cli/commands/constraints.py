@@ -89,14 +89,14 @@ def _method_row(name: str, cls: Any) -> tuple[str, str, str, str]:
 
 
 _BOUNDS = """\
-The ratio interval inside which the gate of METHOD never closes, and the settings of
-stock TRL and verl with the same gradient. For a threshold that adapts, such as
---delta "{controller: target_gate, share: 0.02}": the intervals at its initial value
-and at the ends of its range. --plot FILE.svg draws the weight of a token's gradient
-over its ratio; METHOD may be file.py:Class."""
+Print the ratio interval inside which the gate of METHOD never closes, and the settings
+of stock TRL and verl with the same gradient. If a threshold adapts, such as --delta
+"{controller: target_gate, share: 0.02}", print the intervals at its initial value and
+at the ends of its range. --plot FILE.svg draws the weight of a token's gradient over
+its ratio; METHOD may be file.py:Class."""
 _CHECK = """\
-Whether METHOD is right: its gradient, its gate and what it declares are compared on small
-made-up batches. METHOD may be your own: file.py:Class. The exit status is 1 where it is wrong."""
+Find out whether METHOD is right: its gradient, its gate and what it declares are compared on
+small made-up batches. METHOD may be your own: file.py:Class. Exit status 1: it is wrong."""
 
 
 def _method_of(argv: Sequence[str], command: str, does: str) -> Any:

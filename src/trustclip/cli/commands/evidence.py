@@ -47,7 +47,7 @@ class Power(Choice):
     gap: float = 3.0
     """Difference that would matter, in points of the score."""
     power: float = 0.8
-    """Probability of detecting it."""
+    """Probability of detecting this difference."""
     comparisons: int | None = None
     """Number of methods that the planned experiment compares with its reference; those of the
     pilot when unset."""
@@ -72,8 +72,8 @@ class Report(Choice):
     output_dir: Annotated[Path, Also(("-o",))] = Path("report")
     """Folder of the page, the tables and the figures."""
     reaches: float | None = None
-    """Also report how many updates it takes to score this, a share of 1 such as 0.9; a suite
-    file may set it as well."""
+    """Also report after how many updates a run first reaches this score, such as 0.9; a suite file
+    can set it too."""
 
 
 @reads(Report)

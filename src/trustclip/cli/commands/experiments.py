@@ -26,7 +26,7 @@ examples:
   trustclip demo
   trustclip demo --method clip_higher --method.high 0.3 --seed 3""",
     "sft": """\
---preset tiny sets everything for a small model and generated problems, seconds on a CPU.
+--preset tiny sets everything for a small model and generated problems: seconds on a CPU.
 
 examples:
   trustclip sft --preset tiny
@@ -267,7 +267,7 @@ class Recipes:
     """List the recipes and suites that come with trustclip, or copy one to change it."""
 
     name: Argument[str | None] = None
-    """The one to copy; lists all when unset."""
+    """Recipe or suite to copy; all are listed when unset."""
     to: Argument[Path] = Path()
     """Folder or file of the copy."""
     schema: Literal["recipe", "suite"] | None = None

@@ -16,14 +16,14 @@ class Tokens:
     run: Argument[Path]
     """A run directory, or a file of tokens (.parquet, .jsonl)."""
     update: int | None = None
-    """Only completions used in this update, counted from 1; all when unset."""
+    """Show only completions used in this update, counted from 1; all when unset."""
     worst: bool = False
     """Show the completions of which the largest share is cut, instead of the first."""
     count: int = 3
     """Number of completions."""
     constraint: str = "this run"
-    """Constraint to look through: of the run, or clip, clip_higher, atr, dppo, gspo, icepop at
-    their defaults, computed from the recorded log-probabilities."""
+    """Whose cuts to show: those of the run, or those that clip, clip_higher, atr, dppo, gspo or
+    icepop with default settings would have made on the same tokens."""
 
 
 @reads(Tokens)
@@ -48,12 +48,12 @@ class Microscope:
     """A page, one file, that shows completions token by token under several methods at once."""
 
     files: Argument[tuple[Path, ...]] = ()
-    """Files of tokens (.parquet, .jsonl), run directories, prime-rl's token export; without one, a
-    sample."""
+    """Files of tokens (.parquet, .jsonl), run directories, prime-rl's token export; without any, the
+    page shows a sample."""
     out: Annotated[Path, Also(("-o",))] = Path("microscope.html")
     """File of the page."""
     open: bool = False
-    """Show it in the browser."""
+    """Show the page in the browser."""
 
 
 @reads(Microscope)

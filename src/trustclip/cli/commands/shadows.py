@@ -17,8 +17,8 @@ from trustclip.support.yaml_files import yaml_list
 class Shadow:
     """Which tokens of a run other methods would have cut.
 
-    With --suggest METHOD, the thresholds at which METHOD would have cut a share of the tokens, and
-    what stock TRL and verl call them; all its thresholds are moved by one factor.
+    --suggest METHOD prints the thresholds at which METHOD would have cut a share of the tokens, and
+    what stock TRL and verl call them; all thresholds are moved by one factor.
     """
 
     logs: Argument[tuple[Path, ...]]
@@ -30,7 +30,7 @@ class Shadow:
     suggest: str = ""
     """Method whose threshold is sought, such as atr or "{name: clip_higher, high: 0.4}"."""
     share: float = 0.02
-    """Share of the tokens that it would have cut."""
+    """Share of the tokens that this method should have cut."""
     figure: Path | None = None
     """Write the matrix of the methods as a picture (SVG) to this file."""
 
@@ -75,11 +75,11 @@ def shadow(options: Shadow) -> int:
 def _print_shadows(result: Any, console: Terminal) -> None:
     say(
         f"{result.tokens:,} tokens of {result.completions:,} completions with an advantage; "
-        f"{result.acting} gated {percent(result.metrics['gated'], 2)} % of them."
+        f"{result.acting} cut {percent(result.metrics['gated'], 2)} % of them."
     )
     table = Table(box=None, pad_edge=False)
     table.add_column("method", no_wrap=True)
-    for title in ("gated %", "precision %", "recall %", "Jaccard %", "cosine"):
+    for title in ("cut %", "precision %", "recall %", "Jaccard %", "cosine"):
         table.add_column(title, justify="right")
 
     def of(label: str, key: str) -> float | None:
@@ -99,5 +99,5 @@ def _print_suggestion(suggestion: Any) -> None:
     say(suggestion.method)
     say(f"would have cut {percent(suggestion.share, 2)} % of {suggestion.tokens:,} tokens")
     if len(suggestion.moved) > 1:
-        say(f"moved together, their ratios kept: {', '.join(suggestion.moved)}")
+        say(f"these were moved together by one factor: {', '.join(suggestion.moved)}")
     print_twins(suggestion.method)

@@ -14,7 +14,7 @@ from trustclip.constraints.shadow import shadow_methods
 from trustclip.engines import limits
 from trustclip.engines.limits import Supply
 from trustclip.engines.settings import config_field
-from trustclip.engines.trl.likeliest import KEPT, MOST
+from trustclip.engines.trl.likeliest import DRAWABLE, MOST
 from trustclip.engines.trl.upstream import RELEASE, GRPOConfig, is_tested
 from trustclip.support.names import unknown
 
@@ -136,9 +136,9 @@ class ConstrainedGRPOConfig(GRPOConfig):
         return self.method
 
     def kept_candidates(self) -> int:
-        """How many of the sampler's likeliest tokens are kept at each position, or `KEPT`."""
+        """How many of the sampler's likeliest tokens are kept at each position, or `DRAWABLE`."""
         if self.replay:
-            return KEPT
+            return DRAWABLE
         needed = "candidates" in self.constraint().requires
         return DEFAULT * needed if self.candidates is None else self.candidates
 
@@ -188,10 +188,10 @@ def _no_candidates(args: ConstrainedGRPOConfig) -> Iterator[str]:
     if args.candidates == 0:
         yield "`candidates` is 0; leave it out, or set how many to keep"
     if args.head == "trl":
-        yield "head='trl' computes that of the sampled token alone; leave `head` out"
+        yield "head='trl' scores the sampled token alone; leave `head` out"
     if args.use_transformers_continuous_batching:
         yield (
-            "continuous batching returns that of the sampled token alone; leave "
+            "continuous batching scores the sampled token alone; leave "
             "use_transformers_continuous_batching out"
         )
     if args.use_vllm and (args.candidates or 0) > MOST:
@@ -205,13 +205,13 @@ def _no_replay(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
     if args.use_vllm and args.vllm_importance_sampling_correction and not is_tested(RELEASE):
         yield (
             f"`replay` was not tested with trl {RELEASE}: from 1.17 on TRL corrects for the "
-            "sampler's kept tokens by itself, and the same mass would be divided out twice. Set "
+            "tokens that top-p or top-k cut off, and the same mass would be divided out twice. Set "
             "vllm_importance_sampling_correction=False, or leave `replay` out."
         )
     if args.candidates is not None:
-        yield "`candidates` are the sampler's kept tokens under `replay`: leave `candidates` out."
+        yield "`replay` takes as `candidates` what the sampler could draw: leave `candidates` out."
     elif "candidates" not in (supplied := supply(args)).fields:
-        yield f"`replay` needs the tokens that the sampler kept: {supplied.missing['candidates']}."
+        yield f"`replay` needs what the sampler could draw: {supplied.missing['candidates']}."
     if not any((args.top_p < 1, args.top_k, args.min_p)):
         yield (
             "`replay` has nothing to replay: no token is cut off; set top_p, top_k or min_p, or "
@@ -275,7 +275,7 @@ def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
     if problem := limits.refusal(chosen, supplied := supply(args)):
         yield problem
     elif args.candidates and "candidates" not in supplied.fields:
-        yield f"`candidates` cannot be kept: {supplied.missing['candidates']}."
+        yield f"`candidates` cannot be recorded: {supplied.missing['candidates']}."
     yield from _no_replay(args, chosen)
     if (
         Trait.CORRECTS_SAMPLER in chosen.traits

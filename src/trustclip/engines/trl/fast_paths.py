@@ -26,13 +26,13 @@ from trustclip.engines.trl.upstream import FUSED_HEAD
 #: one pass over each prompt.
 FastPath = Literal["head", "decoder", "skipping", "sharing"]
 
-#: Least share of an update's tokens for which prompts are shared unasked.
+#: Prompts are shared unasked if they are at least this share of an update's tokens.
 _WORTH = 0.05
 
-#: Prompts whose lengths decide.
+#: The lengths of so many prompts decide.
 _LOOKED_AT = 32
 
-#: Share of the free memory that states kept for the backward pass may take, unasked.
+#: Unasked, states for the backward pass may take at most this share of the free memory.
 _SPARE = 0.125
 
 #: Precision of the decoder by that of the trainer's passes; None for that of the weights.
@@ -181,7 +181,7 @@ def _check_candidates(trainer: Any) -> None:
     if reasons:
         raise ValueError(
             f"{dependent!r} needs `candidates`, the sampler's log-probabilities of further tokens, "
-            f"and they cannot be kept here: {reasons[0]}."
+            f"and these cannot be recorded here: {reasons[0]}."
         )
 
 

@@ -12,7 +12,7 @@ from trustclip.engines.trl import upstream
 from trustclip.engines.trl.inputs import token_mask
 from trustclip.engines.trl.phases import Training
 
-#: Largest difference of a token's gradient, relative to itself and to the largest, by rounding.
+#: Rounding changes a token's gradient by at most this share, of itself and of the largest.
 _WITHIN = 1e-3
 
 

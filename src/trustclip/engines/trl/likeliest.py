@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-#: Most tokens requested from vLLM at a position: each is a Python object there.
+#: vLLM is asked for at most so many tokens at a position: each is a Python object there.
 MOST = 1024
 
-#: In place of a number: all tokens that can be drawn.
-KEPT = -1
+#: This stands in place of a number and means all tokens that can be drawn.
+DRAWABLE = -1
 
 
 class Likeliest(NamedTuple):
@@ -30,8 +30,8 @@ class Likeliest(NamedTuple):
 def likeliest(logps: Tensor, k: int) -> Likeliest:
     """The k likeliest tokens of each row of normalised log-probabilities [rows, vocabulary].
 
-    All of them, in their order, where k is the vocabulary's size or more; with `KEPT` those that
-    can be drawn (the others are -inf), as many as the row with the most has.
+    All of them, in their order, where k is the vocabulary's size or more; with `DRAWABLE` those
+    that can be drawn (the others are -inf), as many as the row with the most has.
 
     Example:
       >>> top = likeliest(torch.tensor([[0.2, 0.5, 0.3], [0.0, 1.0, 0.0]]).log(), 2)
@@ -39,7 +39,7 @@ def likeliest(logps: Tensor, k: int) -> Likeliest:
       ([1, 2], [False, True])
     """
     drawable = logps.isfinite().sum(dim=1)  # [rows]
-    if k == KEPT:
+    if k == DRAWABLE:
         k = int(drawable.max())
     elif k >= logps.shape[1]:
         none = logps.new_empty(len(logps), 0, dtype=torch.int32)

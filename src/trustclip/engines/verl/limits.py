@@ -36,7 +36,7 @@ FORWARDED = "actor_rollout_ref.actor.policy_loss.rollout_correction"
 #: Settings of the correction that decide what the loss gets.
 DECISIVE = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "bypass_mode")
 
-#: verl's bound on its weights, nats: a threshold beyond it truncates nothing.
+#: verl bounds its weights here (nats): a threshold beyond this bound truncates nothing.
 _BOUND = 20.0
 
 #: Settings under which verl's weights are old over sampler probability, and what hands them on.

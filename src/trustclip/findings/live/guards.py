@@ -11,10 +11,10 @@ from typing import Any
 from trustclip.findings.facts import (
     ALL_CUT,
     CLOSED,
-    COLLAPSED,
     FIRST_ROWS,
     MASTERED,
     MAX_SKIPPED,
+    NEARLY_SURE,
     PATIENCE,
     SKIP_WINDOW,
     SPIKE,
@@ -114,12 +114,12 @@ class RowGuards:
             return None
         first = sorted(self._first_entropies)[FIRST_ROWS // 2]
         mastered = self._accuracy is not None and self._accuracy >= MASTERED
-        if mastered or entropy >= COLLAPSED * first:
+        if mastered or entropy >= NEARLY_SURE * first:
             return ""
         right = "" if self._accuracy is None else f", with {self._accuracy:.0%} of answers right"
         return (
-            f"the entropy fell to {entropy:.3g} nats per token, {entropy / first:.0%} of the "
-            f"{first:.3g} it began with{right}: the policy has almost stopped exploring. Lower "
+            f"the entropy fell from {first:.3g} to {entropy:.3g} nats per token "
+            f"({entropy / first:.0%}){right}: the policy has almost stopped exploring. Lower "
             "learning_rate, let rare tokens rise further (a method with a wider upper bound, such "
             "as clip_higher or atr), or stop at an earlier checkpoint."
         )
@@ -142,8 +142,8 @@ class RowGuards:
         if share is None or share < ALL_CUT:
             return None if share is None else ""
         return (
-            f"{share:.0%} of completions lack an end token, as those cut off at the length limit "
-            "do: a truncated answer cannot be right. Raise max_completion_length, or teach the "
+            f"{share:.0%} of completions have no end token, so the length limit probably cut them "
+            "off: a truncated answer cannot be right. Raise max_completion_length, or teach the "
             "model the format and its end first (sft)."
         )
 
@@ -170,7 +170,7 @@ class RowGuards:
         return (
             f"{what} jumped to {value:.3g}, {abs(value) / largest:.0f} times the largest of the "
             f"{len(before)} rows before ({largest:.3g}). One jump may pass; if reward or entropy "
-            "then fall, go back to the checkpoint before it and lower learning_rate or "
+            "then fall, go back to the checkpoint before the jump and lower learning_rate or "
             "max_grad_norm."
         )
 

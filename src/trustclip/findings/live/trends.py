@@ -111,11 +111,11 @@ def mismatch_drift(series: Series) -> str:
     if not rises(means) or means[-1] < LEAST_MISMATCH:
         return ""
     return (
-        f"the sampler drifts away from the trainer: sampler/k3 rose {trend(means)[0]:.1f} times "
+        f"sampler and trainer agree less and less: sampler/k3 rose {trend(means)[0]:.1f} times "
         f"over the last {len(means)} generations, to {means[-1]:.2g} nats per token. If it rose "
         "from 0, the sampler's weights are not updated (LoRA not synchronised); if it grows with "
         "the length of the completions, compare precision and kernels (trustclip doctor "
-        "--sampler). Correct for it (tis, icepop, anchor 'rollout') or lower learning_rate."
+        "--sampler). Correct for the rest (tis, icepop, anchor 'rollout') or lower learning_rate."
     )
 
 
@@ -135,9 +135,9 @@ def weight_sync(series: Series) -> str:
         "the sampler left the policy although it had just got its weights: sampler/abs of fresh "
         f"samples is {current[0]:.2g} nats per token, {times:.0f} times as much as in any "
         f"generation before ({len(before)}). Some weights were not sent or are not used (tied or "
-        "packed layers, adapters, an engine that restarted). Samples are not the policy's own "
-        "until that is found: correct for it (tis, icepop), and compare with trustclip doctor "
-        "--sampler."
+        "packed layers, adapters, an engine that restarted). Find the cause with trustclip doctor "
+        "--sampler. Until then the samples are not the policy's own: correct for the difference "
+        "(tis, icepop)."
     )
 
 
@@ -146,11 +146,11 @@ def ess_fall(series: Series) -> str:
     if not falls(means):
         return ""
     return (
-        "the effective sample size of whole completions against the sampler fell to "
-        f"{means[-1]:.0%}, {trend(means)[0]:.0%} of where it was {len(means)} generations ago: few "
-        "completions carry each update, and collapses have been seen to follow. Lower "
-        "learning_rate or the policy lag, take fewer updates per generation, or mask sequences "
-        "that are far off (icepop with level 'sequence', opsm, trm)."
+        "few completions carry each update: weighted against the sampler, they count like "
+        f"{means[-1]:.0%} of their number. That is {trend(means)[0]:.0%} of the value {len(means)} "
+        "generations ago, and collapses have been seen to follow. Lower learning_rate or the lag, "
+        "take fewer updates per generation, or mask sequences that are far off (icepop with level "
+        "'sequence', opsm, trm)."
     )
 
 
@@ -159,8 +159,8 @@ def entropy_rise(series: Series) -> str:
     if not rises(means) or means[-1] < means[0] + LEAST_RISE:
         return ""
     return (
-        f"the entropy rises: {trend(means)[0]:.1f} times as high as {len(means)} generations ago, "
-        f"{means[-1]:.2g} nats per token. Completions turn random, often just before the reward "
+        f"the entropy rose to {means[-1]:.2g} nats per token, {trend(means)[0]:.1f} times what it "
+        f"was {len(means)} generations ago. Completions turn random, often just before the reward "
         "falls. Lower learning_rate, an entropy bonus or the upper bound of the constraint "
         "(entropy_slope/kept and gated/negative_* show which tokens drive it), and check the "
         "sampler (sampler/k3)."

@@ -114,9 +114,9 @@ def _temperature(traces: Traces, pairs: Pairs) -> str:
 
 def _precision(traces: Traces, pairs: Pairs) -> str:
     return (
-        f"{_size(traces)} Training can go on. Weights that were not sent look alike at first: "
-        "sampler/abs then rises with every update. Watch it and sampler/sequence_ess, and correct "
-        "for it (tis, icepop, or anchor 'rollout') if they drift."
+        f"{_size(traces)} Training can go on. Weights that were not sent look alike at first, but "
+        "sampler/abs then rises with every update. Watch it and sampler/sequence_ess; if they get "
+        "worse, correct for the sampler (tis, icepop, or anchor 'rollout')."
     )
 
 
@@ -126,18 +126,18 @@ def _size(traces: Traces) -> str:
     if traces.between and floor is not None:
         eighth = FINER * floor.half
         finer = eighth / FINER_FACTOR < traces.mean < eighth * FINER_FACTOR
-        text = "It is noise on both sides, more than other kernels make and less than bfloat16: "
-        one = "of the size that float16 or TF32 makes, or " if finer else ""
-        return f"{text}{one}weights that are an update or two old."
+        text = "The difference is noise on both sides, more than other kernels make and less than "
+        one = "float16 or TF32, or " if finer else ""
+        return f"{text}bfloat16. Its cause may be {one}weights that are an update or two old."
     if traces.mean > traces.half:
         most = f"up to {half} nats" if floor is None else "that of this model"
         times = "" if floor is None else f", {traces.mean / floor.half:.1f} times as much here"
         return (
-            f"It is noise on both sides, more than half precision usually makes ({most}{times}): "
-            "quantised weights (8 bits make about twice as much as bfloat16), or weights some "
-            "updates old."
+            "The difference is noise on both sides, more than half precision usually makes "
+            f"({most}{times}). Weights are quantised (8 bits make about twice as much as bfloat16) "
+            "or some updates old."
         )
-    text = "It is noise on both sides, of the size that half precision makes (bfloat16 or float16 "
+    text = "The difference is noise of both signs, as half precision makes (bfloat16 or float16 "
     if floor is None:
         return (
             f"{text}in the sampler, the trainer or both: 0.005 to {half} nats are usual; other "
@@ -154,11 +154,11 @@ def _size(traces: Traces) -> str:
 
 def _tail(traces: Traces, pairs: Pairs) -> str:
     return (
-        f"It is not noise on all tokens alike: {100 * traces.tail:.2g} % of the tokens, by "
+        f"A few tokens differ far more than the others: {100 * traces.tail:.2g} % of them, by "
         f"{traces.tail_mean:.2g} nats on average, have {100 * traces.tail_weight:.0f} % of the "
-        "squared differences. A mixture of experts does this where sampler and trainer route a "
-        "token to other experts: replay the sampler's routing if the engine can, or mask these "
-        "tokens (icepop), and watch sampler/sequence_ess. In a dense model no precision does: then "
+        "squared differences. In a mixture of experts, sampler and trainer then sent a token to "
+        "other experts: replay the sampler's routing if the engine can, or mask these tokens "
+        "(icepop), and watch sampler/sequence_ess. In a dense model precision is not the cause: "
         "the sampler's weights are some updates old, or single tokens are wrong (gates.jsonl, "
         f"column `worst`).{_floor_tail(traces)}"
     )
@@ -170,10 +170,10 @@ def _floor_tail(traces: Traces) -> str:
         return ""
     if 2 * traces.floor.tail > traces.tail:
         return (
-            f" The trainer has such a tail against itself, on {100 * traces.floor.tail:.2g} % of "
-            "the tokens: it is the model's own, which is routing."
+            f" The trainer differs from itself in the same way, on {100 * traces.floor.tail:.2g} % "
+            "of the tokens: the routing of the model is the cause."
         )
-    return " The trainer has no such tail against itself."
+    return " The trainer does not differ from itself in this way."
 
 
 def _growth(growth: Growth) -> str:
@@ -183,21 +183,21 @@ def _growth(growth: Growth) -> str:
 def _depth(traces: Traces, pairs: Pairs) -> str:
     assert traces.depth is not None
     return (
-        "The two agree at the beginning of a completion and drift apart along it: in the last "
-        f"quarter of the places the difference, over 1 - p, is {_growth(traces.depth)} as in the "
-        "first. No precision does this: the engines read another context. Suspect the sampler's "
-        "cache of keys and values (precision, eviction, prefix sharing), positions (RoPE scaling, "
-        "padding), or a sliding window that one of them has not."
+        "The difference grows along a completion: in the last quarter of the places it is, over "
+        f"1 - p, {_growth(traces.depth)} as in the first. Precision is not the cause: the engines "
+        "read another context. Suspect the sampler's cache of keys and values (precision, "
+        "eviction, prefix sharing), positions (RoPE scaling, padding), or a sliding window that "
+        "only one of them has."
     )
 
 
 def _stale(traces: Traces, pairs: Pairs) -> str:
     assert traces.stale is not None
     return (
-        "It grows with the age of a sample: on tokens from older weights the difference, over "
-        f"1 - p, is {_growth(traces.stale)} as on the freshest. The engines agree and the samples "
-        "are stale: a smaller lag (max_staleness, fewer generations in flight) fixes it, a "
-        "correction (tis, icepop, or anchor 'rollout') compensates for it."
+        "The difference grows with the age of a sample: on tokens from older weights it is, over "
+        f"1 - p, {_growth(traces.stale)} as on the freshest. The engines agree, but the samples "
+        "are stale. A smaller lag (max_staleness, fewer generations in flight) removes the cause; "
+        "a correction (tis, icepop, or anchor 'rollout') compensates for it."
     )
 
 
@@ -219,47 +219,47 @@ def _truncation(traces: Traces, pairs: Pairs) -> str:
     if traces.up <= ONE_SIDED * traces.down:
         nucleus = math.exp(traces.lowest)
         text = (
-            f"The sampler finds every token likelier, never less likely: it {cut} "
+            f"The sampler finds every token likelier than the trainer does. So it {cut} "
             f"(top_p of about {nucleus:.2g}, or top_k or min_p)"
         )
     else:
         text = (
-            f"The tokens are likelier to the sampler, by more than noise on both sides explains: "
-            f"the ratios trainer / sampler have the mean {1 - traces.left_out:.3g} in place of 1. "
-            f"It {cut} (top_p, top_k or min_p)"
+            f"The sampler finds the tokens likelier, by more than noise on both sides explains: "
+            f"the ratios trainer / sampler have the mean {1 - traces.left_out:.3g} instead of 1. "
+            f"So it {cut} (top_p, top_k or min_p)"
         )
     return (
-        f"{text} and the trainer does not "
-        "know. Sample with top_p=1, top_k=0 (-1 in vLLM) and min_p=0. If the sampler truncates "
-        "nothing, the trainer's output head has rows of padding that the sampler's lacks."
+        f"{text}, and the trainer computes over all of it. Sample with top_p=1, top_k=0 (-1 in "
+        "vLLM) and min_p=0. If the sampler truncates nothing, the trainer's output layer has rows "
+        "of padding that the sampler's lacks."
     )
 
 
 def _outliers(traces: Traces, pairs: Pairs) -> str:
     far = (pairs.trainer - pairs.sampler).abs() > max(10 * traces.median, traces.largest / 10)
     text = (
-        f"They agree except on {int(far.sum())} tokens, with {traces.top:.0%} of the difference: "
-        "usually tokens that were decoded and tokenised again, special tokens, or a vocabulary of "
-        "another size. Send token ids, not text, from the sampler to the trainer."
+        f"Sampler and trainer agree except on {int(far.sum())} tokens, which have {traces.top:.0%} "
+        "of the difference. Usually these were decoded and tokenised again, or are special tokens, "
+        "or the vocabulary has another size. Send token ids, not text, to the trainer."
     )
     if pairs.token is not None:
         common = Counter(pairs.token[far].tolist()).most_common(3)
-        text += " Most often token " + ", ".join(f"{token} ({n} times)" for token, n in common)
-        text += "."
+        each = ", ".join(f"{token} ({n} times)" for token, n in common)
+        text += f" Most of them are token {each}."
     return text
 
 
 def _weights(traces: Traces, pairs: Pairs) -> str:
     times = "" if traces.floor is None else f" ({traces.mean / traces.floor.half:.1f} times here)"
     text = (
-        f"That is more than half precision makes{times}, on both sides: the sampler has other "
-        "weights (LoRA adapters not merged or not synchronised, an older checkpoint, a coarse "
-        "quantisation), or reads another prompt (chat template, BOS token)."
+        f"The difference is larger than half precision makes{times}, on both sides: the sampler "
+        "has other weights (LoRA adapters not merged or not synchronised, an older checkpoint, a "
+        "coarse quantisation), or reads another prompt (chat template, BOS token)."
     )
     if traces.early is not None and traces.early.times > 1.5:
         text += (
-            f" It is {traces.early.times:.1f} times as large on the first {EARLY} tokens of a "
-            "completion, which points to the prompt."
+            f" The prompt is likelier: the first {EARLY} tokens of a completion differ "
+            f"{traces.early.times:.1f} times as much."
         )
     return text
 

@@ -25,9 +25,9 @@ def sentence(pairs: Pairs, length: int) -> str:
     share = effective_share(v, length)
     few = "under 0.01" if share < 1e-4 else f"{100 * share:.2g}"
     return (
-        f"At {length:,} tokens, weights of whole completions have an effective sample size of "
-        f"{few} % of their number, and capped at {CAP:g} a mean of "
-        f"{capped_weight(v, length, CAP):.2g} in place of 1."
+        f"At {length:,} tokens, completions with a weight for the whole completion count like "
+        f"{few} % of their number (effective sample size), and their weights, capped at {CAP:g}, "
+        f"have the mean {capped_weight(v, length, CAP):.2g} instead of 1."
     )
 
 
@@ -42,8 +42,8 @@ def too_tight(method: Method, pairs: Pairs, length: int) -> Finding | None:
         return None
     text = (
         f"The threshold of {method.name} lies inside the noise: on equal weights, two passes of "
-        f"the trainer in other batches differ by {noise.abs().mean().item():.2g} nats per token, "
-        f"and at {length:,} tokens that alone closes the gate on {percent(share)} of tokens, "
-        "whatever the policy does. Widen the threshold, or score in float32."
+        f"the trainer in other batches differ by {noise.abs().mean().item():.2g} nats per token. "
+        f"At {length:,} tokens this noise alone makes the gate cut {percent(share)} of tokens. "
+        "Widen the threshold, or score in float32."
     )
     return Finding("gate/bound_in_noise", "warning", text, {"gated": share})

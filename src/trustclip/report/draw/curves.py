@@ -116,11 +116,11 @@ def training_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     several = any(len(group.runs) > 1 for group in groups)
     windows = {window_of(run.last_step) for group in groups for run in group.runs if run.last_step}
     window = max(windows, default=1)
-    caption = f"Moving averages over {window} updates" if window > 1 else "Raw values"
+    caption = f"Lines are moving averages over {window} updates" if window > 1 else "Values are raw"
     if several:
         caption += ", faint for each seed and strong for the mean"
     elif window > 1:
-        caption += "; faint, raw values"
+        caption += "; faint lines are raw values"
     caption += " (Figure 2 of the paper)."
     caption += of_bands(groups, [mark for panel in panels for mark in panel.marks])
     return Figure(f"figure2{suffix}", "Training", caption, panels)
@@ -149,7 +149,7 @@ def rewards_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     names = (key.removeprefix(_REWARD[0]).removesuffix(_REWARD[1]) for key in keys)
     metrics = [(key, name, "mean reward", 1.0) for key, name in zip(keys, names, strict=True)]
     panels = metric_panels(groups, metrics)
-    caption = "Mean of each reward over completions, before its weight; the total is the return."
+    caption = "Each reward is a mean over completions, before its weight. The total is the return."
     return Figure(f"rewards{suffix}", "Rewards", caption, panels) if len(panels) > 1 else None
 
 
@@ -205,8 +205,8 @@ def gate_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
          100.0),
     )  # fmt: skip
     caption = (
-        "The gate can only close where the ratio is not 1: the first update on a generation of "
-        "samples is on-policy, and no constraint acts in it."
+        "The gate can only close where the ratio is not 1. In the first update of a generation "
+        "every ratio is 1, and no constraint acts."
     )
     panels = metric_panels(groups, metrics)
     return figure(f"gate{suffix}", "The gate over updates", caption, panels)
@@ -225,8 +225,8 @@ def quadrant_figure(groups: Sequence[Group]) -> Figure | None:
         if marks:
             panels.append(Panel(title, "update", "percent of tokens", marks, group=group.series))
     caption = (
-        "Gated tokens, stacked by the sign of the advantage A and by whether the ratio is above or "
-        "below 1. An outward gate closes only for A > 0 above 1 and for A < 0 below 1."
+        "Cut tokens are stacked by the sign of the advantage A and by whether the ratio is above "
+        "or below 1. An outward gate closes only for A > 0 above 1 and for A < 0 below 1."
     )
     return figure("quadrants", "Which tokens are gated", caption, alike(panels, 0))
 
@@ -236,8 +236,8 @@ def ratio_figure(groups: Sequence[Group]) -> Figure | None:
     quantiles = (("99", "99 % quantile"), ("50", "median"), ("01", "1 % quantile"))
     panels = quantile_panels(groups, "ratio", quantiles, "ratio new / old", bounds=True)
     caption = (
-        "1 %, 50 % and 99 % quantiles of the ratio of new to old probability. Dashed: the bounds "
-        "of the method, if they are the same for every token."
+        "The lines are quantiles of the ratio of new to old probability: 98 % of tokens lie "
+        "between the outer two. Dashed lines are the method's bounds, if all tokens share them."
     )
     return figure("ratios", "Quantiles of the ratio", caption, alike(panels))
 
@@ -303,8 +303,8 @@ def bucket_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
             title = f"By {axis.partition(',')[0]}"
             panels.append(Panel(title, axis, "percent gated", marks))
     caption = (
-        "Share of gated tokens by their probability under the old policy, by quarter of the "
-        "completion, and by the entropy of the policy at their position, over all tokens of a run."
+        "Points are shares of cut tokens over a run, by the tokens' probability under the old "
+        "policy, by quarter of the completion, and by the policy's entropy at their position."
     )
     return figure(f"kinds{suffix}", "Which kinds of tokens are gated", caption, panels)
 

@@ -14,7 +14,7 @@ DARK_PALETTE = ("#4EA8DE", "#F2844B", "#33BF96", "#E39BC4", "#F0B84A", "#9AD4F5"
 GRID, QUIET = "#dfd9cc", "#6a655c"
 #: Each round through the palette has a dash of its own.
 DASHES = ("solid", "dash", "dot", "dashdot")
-#: Number of the colour of what belongs to no group.
+#: This number stands for the colour of what belongs to no group.
 NEUTRAL = -1
 
 #: Points of a drawn line: more could not be told apart.

@@ -60,9 +60,9 @@ def drift_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     """What an update does whatever the reward, and where that pulls the policy, over updates."""
     caption = (
         "The drift of an update is what it does on average over the sampler's tokens, whatever the "
-        "reward; the signal is the rest. The pull is what the drift takes from KL(sampler‖policy) "
-        "for a unit step of the natural gradient: positive is towards the sampler. Of a centred "
-        "method it is what was taken away."
+        "reward; the signal is the rest. Where the pull is above 0, the drift brings the policy "
+        "back towards the sampler: a unit step of the natural gradient takes so much from "
+        "KL(sampler‖policy). For a centred method the curves show the drift that was removed."
     )
     panels = _panels(groups, _DRIFT)
     return figure(f"drift{suffix}", "Drift and signal over updates", caption, panels)
@@ -72,8 +72,8 @@ def quantile_figure(groups: Sequence[Group]) -> Figure | None:
     """Quantiles of the log-ratio proximal / sampler, both tails, one panel per group."""
     panels = quantile_panels(groups, "sampler/log_ratio", _QUANTILES, "log-ratio, nats")
     caption = (
-        "0.1 %, 1 %, 50 %, 99 % and 99.9 % quantiles of log(proximal / sampler). Narrow tails on "
-        "both sides are noise of precision, wide ones other weights (stale samples); one side "
-        "alone is a truncated sampler or another vocabulary. See trustclip doctor --sampler."
+        "The lines are quantiles of log(proximal / sampler). Narrow tails on both sides are noise "
+        "of precision; wide tails mean other weights (stale samples). A tail on one side only "
+        "means a truncated sampler or another vocabulary. See trustclip doctor --sampler."
     )
     return figure("sampler-tails", "Tails of the log-ratio", caption, alike(panels))

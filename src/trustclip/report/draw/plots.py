@@ -48,13 +48,13 @@ def constraint_figure(groups: Sequence[Group]) -> Figure | None:
                   log_x=True, y_range=(0, reach))
         )  # fmt: skip
     caption = (
-        "The gradient of a token is c · A · ∇log π; the method determines the weight c, shown for "
-        f"positive and negative advantage A (at an old probability of {P_OLD:g}, with the exact KL "
-        "set to k3 of the token)."
+        "The curve shows how strongly a token is trained (weight c) if its probability has changed "
+        "by this ratio. At 0 the method cuts the token. Left: tokens of positive advantage A; "
+        f"right: negative. (The old probability is {P_OLD:g}, and the exact KL is k3 of the token.)"
     )
     if bounds:
         caption += " The gate never closes for a ratio inside the interval."
-    caption += " (Figure 1 of the paper, for any method.)" + missing
+    caption += " This is Figure 1 of the paper, for any method." + missing
     return Figure("figure1", "Gradient weight and ratio interval", caption, panels)
 
 
@@ -81,11 +81,11 @@ def forest_figure(groups: Sequence[Group], compared: Sequence[Compared]) -> Figu
         return None
     measured = [c for c in compared if c.difference is not None]
     panels = [_final_panel(scored), *([_difference_panel(scored, measured)] if measured else [])]
-    caption = "95 % intervals, clustered by problem"
+    caption = "Bars are 95 % intervals, clustered by problem"
     if any(len(group.scored) > 1 for group in scored):
         caption += " and seed"
     if measured:
-        caption += "; the differences are paired, and not corrected for multiple comparisons"
+        caption += ". The differences are paired, and not corrected for multiple comparisons"
     return Figure("scores", "At the end of training", caption + ".", panels)
 
 

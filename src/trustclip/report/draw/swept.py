@@ -48,7 +48,7 @@ def sweep_figures(groups: Sequence[Group]) -> list[Figure]:
         if not panels:
             continue
         key = "-".join(["figure3", name, parameter, *([setting] if figures else [])])
-        caption = f"{len(members)} values, all other settings equal (Figure 3 of the paper)."
+        caption = f"All settings but the {len(members)} values are equal (Figure 3 of the paper)."
         if len(members) < 4:
             caption += " So few values say little about where the optimum is."
         figures.append(Figure(_slug(key), f"{name} against {parameter}", caption, panels))
@@ -117,10 +117,10 @@ def swept_figures(groups: Sequence[Group], compared: Sequence[Compared]) -> list
         ]
         key = "-".join(["sweep", path, *([str(len(figures) + 1)] if figures else [])])
         caption = (
-            f"Final evaluation of each method at each value of {path}, with 95 % intervals "
-            "clustered by problem and seed; points are shifted slightly so that they do not "
-            "overlap. Differences are to the reference at the same value, paired, and not "
-            "corrected for multiple comparisons."
+            f"Points are final evaluations at each value of {path}, with 95 % intervals clustered "
+            "by problem and seed; they are shifted slightly so that they do not overlap. "
+            "Differences are to the reference at the same value, paired, and not corrected for "
+            "multiple comparisons."
         )
         figures.append(Figure(_slug(key), f"Methods against {name}", caption, panels))
     return figures

@@ -130,7 +130,7 @@ class CheckpointStore:
                 verify(path, run)
             except CheckpointError as error:
                 self.damaged[path.name] = str(error)
-                warnings.warn(f"checkpoint skipped: {error}", stacklevel=2)
+                warnings.warn(f"a checkpoint was skipped: {error}", stacklevel=2)
             else:
                 return path
         if self.damaged:

@@ -114,8 +114,8 @@ class Durable(Trainer):
             check_settings(self)
             if self._store.steps():
                 raise ValueError(
-                    f"{self._store.folder} holds checkpoints; continue from them with "
-                    "train_durably(), or choose another output_dir."
+                    f"{self._store.folder} already has checkpoints of a training: call "
+                    "train_durably() to continue it, or choose another output_dir."
                 )
             self._ranks.together(lambda: self._store.origin(self._cursor))
             self._prepare_saving()

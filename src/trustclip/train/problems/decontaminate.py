@@ -27,7 +27,7 @@ CANDIDATE_SHARE = 0.1
 FEWEST_DISTINCTIVE = 5
 #: A text lies inside a longer one if this share of it, and so many tokens, match in whole n-grams.
 CONTAINED_SHARE, FEWEST_CONTAINED = 0.9, 8
-#: Least share of the numbers that must agree.
+#: At least this share of the numbers must agree.
 NUMBER_SHARE = 0.6
 
 

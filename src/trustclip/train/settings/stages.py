@@ -83,8 +83,8 @@ else:
     Rewards = Annotated[str, PlainValidator(_reward)]
 
 
-#: In place of names of test sets in `exclude`: those that the recipe evaluates on; the training
-#: problems that are near a test problem but no copy of it; and none.
+#: Special values of `exclude` mean the test sets of the recipe, the training problems that are
+#: near a test problem but no copy of it, and that nothing is left out.
 OWN_TESTS, NEAR, NOTHING = "tests", "near", "none"
 
 
@@ -184,7 +184,7 @@ class Lora:
     """
 
     dropout: Annotated[float, Field(ge=0, lt=1), NUMBER] = 0.0
-    """Dropout of the adapters; fine-tuning only, because it would move the ratio of every token."""
+    """Dropout of the adapters, in fine-tuning only: in RL it would change every ratio at random."""
     target_modules: Annotated[tuple[str, ...] | str, BeforeValidator(_modules)] = "all-linear"
     """Layers with adapters: "all-linear", names, or one name (a regular expression)."""
     modules_to_save: Annotated[tuple[str, ...], BeforeValidator(_modules)] = ()
@@ -308,7 +308,7 @@ class RLStage(Training, EngineSettings, Rewarded):
     steps_per_generation: ToTrl[Count | None] = None
     """Micro-batches per generation of samples; gradient-accumulation-steps when unset."""
     num_iterations: ToTrl[Count] = 2
-    """Passes over each generation. At 1, with the default above, the ratio is always 1: inert."""
+    """How often each generation is trained on. At 1 (and the default above) all ratios are 1."""
     max_steps: ToTrl[Annotated[Count, Extends()]] = 1000
     """Optimizer updates."""
     learning_rate: ToTrl[LearningRate] = 5e-6
@@ -324,8 +324,8 @@ class RLStage(Training, EngineSettings, Rewarded):
     temperature: ToTrl[Positive] = 1.0
     """Sampling temperature."""
     top_p: ToTrl[UpToOne] = 1.0
-    """Nucleus-sampling mass; below 1, samples follow the policy used in the ratio with `replay`
-    alone."""
+    """Nucleus-sampling mass (top-p). Below 1 set `replay` too, or the ratio uses other
+    probabilities than those that were sampled from."""
     mask_truncated_completions: ToTrl[bool] = False
     """Exclude completions that reached the length limit from the loss."""
     lora_r: Whole = 32
@@ -452,7 +452,7 @@ class TrySettings(Problems):
     n: Count = 8
     """Number of completions."""
     each: Count = 2
-    """Completions per problem; a group with equal rewards would teach nothing."""
+    """Completions per problem; with 2 or more you see whether their rewards differ."""
     prompt_style: Style = "plain"
     """Format of the prompt that presents a problem to the model."""
     prompt: Prompt = STEP_BY_STEP

@@ -24,7 +24,7 @@ BRIEF = {
     *("gated/negative_below", "advantage_cut", "ratio", "ratio_q01", "ratio_q99", "k3", "ess"),
     *("off_policy", "entropy", "tokens", "nonfinite", "zero_advantage"),
 }
-#: Those of a sampler that is another program than the trainer.
+#: These metrics are of a sampler that is another program than the trainer.
 BRIEF_OF_SAMPLER = {
     *("sampler/k3", "sampler/abs", "sampler/sequence_ess"),
     *("sampler/gated_old", "sampler/gated_rollout"),

@@ -12,10 +12,10 @@ import torch
 
 from trustclip.engines.trl.sampling.decoding import Decoded
 
-#: Mean difference of log-probabilities by rounding alone, at most, nats a token.
+#: Rounding alone makes at most this mean difference of log-probabilities (nats a token).
 _ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
-#: Completions that are compared, at most.
+#: At most so many completions are compared.
 _COMPARED = 4
 
 

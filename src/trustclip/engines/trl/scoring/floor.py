@@ -19,7 +19,7 @@ from trustclip.constraints.sampler import Pairs
 from trustclip.engines.trl.scoring.hidden import captured, head_of, unusual
 from trustclip.head import selected_logprobs
 
-#: Completions that are scored again, and as many a batch.
+#: So many completions are scored again, and so many form a batch.
 COMPLETIONS, BATCH = 16, 8
 
 

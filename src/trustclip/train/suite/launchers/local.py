@@ -20,7 +20,7 @@ from trustclip.support.stops import Requests
 
 #: Lines of a failed run's log that are kept.
 LAST_LINES = 20
-#: Time that a run has to save when it is asked to end; then it is killed.
+#: A run that is asked to end has so many seconds to save; then it is killed.
 GRACE_SECONDS = 600.0
 
 

@@ -35,6 +35,7 @@ class Tokens:
     kl_old_new: Any = None
     kl_new_old: Any = None
     logp_rollout: Any = None
+    logp_ref: Any = None
     top_k_kl: Any = None
     top_k_tv: Any = None
     lag: Any = None
@@ -62,6 +63,8 @@ class Tokens:
     def against(self, anchor: str) -> "Tokens":
         if anchor == "old":
             return self
+        if anchor == "ref":
+            return replace(self, x=self.logp - self.logp_ref, logp_old=self.logp_ref)
         moved = self.logp - self.logp_rollout
         if anchor == "interpolated":  # what is left of the way from the sampler
             x = moved / np.maximum(self.lag, 1)
@@ -507,7 +510,7 @@ KEPT: dict[str, Rule] = {
     "kl_cov": every,
     **{name: weighted(weight) for name, weight in WEIGHTS.items()},
     "anchored": lambda p, t: of(kept, p["inner"], t.against(p["anchor"]).up_to(p["ceiling"])),
-    "penalty": lambda p, t: of(kept, p["inner"], t),
+    "penalty": lambda p, t: of(kept, p["inner"], paid(p, t)),
     "troll": lambda p, t: projected(p, t)[0] == 1,
     "centered": lambda p, t: of(kept, p["inner"], t),  # its drift: test_centered.py
     "both": lambda p, t: np.logical_and(*of_two(p, t)),
@@ -686,8 +689,18 @@ SLOPES: dict[str, Callable[[Array], Array]] = {
 }
 
 
+def paid(p: Params, t: Tokens) -> Tokens:
+    """With advantages that have paid for k1 of the old policy against the reference model."""
+    if p["divergence"] != "k1":
+        return t
+    k = t.logp_old - t.logp_ref
+    return replace(t, advantage=t.advantage + p["beta"] * (k.mean() - k))
+
+
 def penalty(p: Params, t: Tokens, weight: Any) -> Array:
     """The part's gradient, minus the price of the tokens that pay."""
+    if p["divergence"] == "k1":
+        return of(gradient, p["inner"], paid(p, t), weight)
     moved, slope, keep = t.against(p["anchor"]).x, SLOPES[p["divergence"]], KEPT["penalty"](p, t)
     pays = weight * {"cut": ~keep, "kept": keep}.get(p["on"], every(p, t))
     if p["level"] == "sequence":

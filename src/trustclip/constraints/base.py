@@ -117,7 +117,7 @@ def anchor_fields(anchor: str) -> tuple[str, ...]:
       >>> anchor_fields("old"), anchor_fields("rollout")
       ((), ('logp_rollout',))
     """
-    return ("logp_rollout",) if anchor == "rollout" else ()
+    return () if anchor == "old" else (f"logp_{anchor}",)
 
 
 def anchor_traits(anchor: str) -> Trait:

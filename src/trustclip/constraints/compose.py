@@ -29,7 +29,7 @@ class Composite(Method):
     #: Fields of `TokenBatch` needed in addition to those of the parts.
     also_requires: ClassVar[tuple[str, ...]] = ()
 
-    #: Whether the objective of a part stays unchanged but for a term added to it.
+    #: Whether it only adds a term to the objective of a part, or to the advantages.
     only_adds: ClassVar[bool] = False
 
     @property

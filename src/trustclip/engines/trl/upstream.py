@@ -137,6 +137,7 @@ INPUT_KEYS = (
     "pixel_values",
     "prompt_ids",
     "prompt_mask",
+    "ref_per_token_logps",
     "sampling_per_token_logps",
     "token_type_ids",
     "tool_mask",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import trl_runs
-from method_cases import changed, random_batch
+from method_cases import random_batch
 
 import trustclip as tc
 from trustclip.constraints import adaptive
@@ -20,8 +20,6 @@ def test_a_sequence_pays_once_for_the_sum_of_its_log_ratios() -> None:
     total = batch.log_ratio.sum(dim=1)
     price = method.surrogate(batch).extras["penalty"].sum(dim=1)
     torch.testing.assert_close(price, 0.2 * total.square() / 2 * batch.mask.any(dim=1))
-    want = torch.where(batch.mask, batch.advantages - 0.2 * total[:, None], 0.0)
-    torch.testing.assert_close(tc.coefficient(method, batch), want)
 
 
 def test_its_price_adapts_and_the_inner_threshold_too() -> None:
@@ -52,7 +50,7 @@ def test_traits_are_joined_and_no_trainer_is_its_twin() -> None:
     ("arguments", "words"),
     [
         (("k4", 0.1), ["`divergence`", "'k4'", "'k2'"]),
-        (("k1", 0.1), ["`k1`", "reference model", "`anchor` 'ref'", "'old'"]),
+        (("k1", 0.1), ["'k1' needs `anchor` 'ref'", "'old'"]),
         (("k2", -1.0), ["`beta`", "greater than 0", "-1.0"]),
         (("k2", 0.1, "old"), ["positional"]),
     ],
@@ -95,7 +93,6 @@ def test_completions_without_an_advantage_pay_in_trl(
 
 # Against a reference model -----------------------------------------------------------------------
 
-
 IN_ADVANTAGE = tc.penalty("k1", 0.3, anchor="ref")
 
 
@@ -111,9 +108,6 @@ def test_k1_takes_from_the_advantage_what_a_part_measures_and_weighs() -> None:
     want = tc.coefficient(inner, by_hand)
     assert not torch.equal(want == 0, tc.coefficient(inner, batch) == 0), "the same tokens are cut"
     torch.testing.assert_close(tc.coefficient(method, batch), want)
-    part = changed(batch, lambda x: x[:10])  # as a micro-batch of the generation
-    part = replace(part, statistics=method.statistics(batch))
-    torch.testing.assert_close(tc.coefficient(method, part), want[:10])
 
 
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name not in ("TRL", "your loop")])

@@ -134,10 +134,6 @@ def paid(t: Tokens, price: float) -> Tokens:
     return dataclasses.replace(t, A=t.A + price * (t.everywhere(kl) - kl))
 
 
-def importance_sampling(t: Tokens) -> Tensor:
-    return -(t.new - t.rollout).exp() * t.A
-
-
 def squared(t: Tokens, base: Tensor) -> Tensor:
     return (t.new - base) ** 2
 
@@ -286,8 +282,8 @@ FORMULAS: dict[tuple[str, str], Callable[[Tokens], Any]] = {
     ("areal", "loglinear"): lambda t: ppo(t, loglinear(t)),
     ("areal", "gspo"): lambda t: gspo(t, t.rollout),
     ("areal", "sapo"): lambda t: sapo(t, t.rollout),
-    ("tinker", "importance_sampling"): importance_sampling,
-    ("tinker", "kl_penalty"): lambda t: importance_sampling(paid(t, 0.01)),
+    ("tinker", "importance_sampling"): lambda t: -(t.new - t.rollout).exp() * t.A,
+    ("tinker", "kl_penalty"): lambda t: -(t.new - t.rollout).exp() * paid(t, 0.01).A,
     ("tinker", "ppo"): lambda t: ppo(t, t.rollout),
     ("tinker", "cispo"): lambda t: cispo(t, t.rollout, 0.0, 4.0),
     ("tinker", "dro"): lambda t: dro(t, t.rollout, 0.05),

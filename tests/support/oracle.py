@@ -506,7 +506,7 @@ KEPT: dict[str, Rule] = {
     "vaco": lambda p, t: vaco(p, t),
     "bapo": lambda p, t: gate(lambda p, t: within(t.x, *bapo_bounds(p, t)))(p, t),
     **dict.fromkeys(("cispo", "soft_gate", "spo", "pspo", "reinforce", "ce_gppo", "dgpo"), every),
-    **dict.fromkeys(("topr", "vespo", "ppo_penalty", "importance_sampling", "drpo"), every),
+    **dict.fromkeys(("topr", "vespo", "importance_sampling", "drpo"), every),
     "kl_cov": every,
     **{name: weighted(weight) for name, weight in WEIGHTS.items()},
     "anchored": lambda p, t: of(kept, p["inner"], t.against(p["anchor"]).up_to(p["ceiling"])),
@@ -666,11 +666,6 @@ def gspo_gradient(p: Params, t: Tokens, weight: Any) -> Array:
     return mean(own) if p["variant"] == "gspo" else own
 
 
-def ppo_penalty(p: Params, t: Tokens, weight: Any) -> Array:
-    price = p["beta"] * np.expm1(t.x) if p["estimator"] == "k3" else 0.0
-    return weight * (np.exp(t.x) * t.advantage - price)
-
-
 def kl_cov(p: Params, t: Tokens, weight: Any) -> Array:
     """w A, minus the price of moving for the tokens of largest covariance."""
     covariance = centred_products(t.logp, t.advantage)
@@ -686,6 +681,7 @@ SLOPES: dict[str, Callable[[Array], Array]] = {
     "k2": lambda x: x,
     "k3": np.expm1,
     "k3_reverse": lambda x: -np.expm1(-x),
+    "kl_old_new": lambda x: 0 * x,  # its gradient is its own
 }
 
 
@@ -729,7 +725,7 @@ def by_sign(p: Params, t: Tokens, weight: Any) -> Array:
 
 #: The gradient of methods whose tokens pay, share one, or have a part's.
 GRADIENT: dict[str, Callable[[Params, Tokens, Any], Array]] = {
-    **{"gspo": gspo_gradient, "ppo_penalty": ppo_penalty, "kl_cov": kl_cov},
+    **{"gspo": gspo_gradient, "kl_cov": kl_cov},
     **{"penalty": penalty, "both": both, "either": either, "by_sign": by_sign},
     **{
         name: lambda p, t, weight, own=own: of(gradient, p["inner"], t, weight * own(p, t))

@@ -72,7 +72,7 @@ class TokenBatch:
 
     *Gradients.* Everything but ``logp`` is detached, so ``TokenBatch(logp, logp, ...)`` trains. The
     two exact KL divergences keep their graph: the methods whose pull is the gradient of the KL
-    itself (``truly_ppo``, ``ppo_penalty``) follow it, and no other method does.
+    itself (``truly_ppo``, ``penalty``) follow it, and no other method does.
 
     *Numbers that are not finite.* An unmasked token with a NaN or an infinity in any floating-point
     field has a ``logp`` and ``logp_old`` of NaN here. No gate closes on it: its gradient and the

@@ -23,6 +23,8 @@ from trustclip.constraints.twins import CORRECTION, Twins
 class Composite(Method):
     """A method made of the methods in `parts`, with their requirements and traits.
 
+    It requires what a field ``anchor`` of its own needs, too, if it has one.
+
     Statistics of a part are named by its position and a slash, ``"0/mean_logp"``.
     """
 
@@ -59,7 +61,7 @@ class Composite(Method):
     @property
     def requires(self) -> tuple[str, ...]:
         needed = [name for part in self.parts for name in part.requires]
-        return tuple(dict.fromkeys((*needed, *self.also_requires)))
+        return tuple(dict.fromkeys((*needed, *super().requires, *self.also_requires)))
 
     @property
     def traits(self) -> Trait:

@@ -38,7 +38,7 @@ def method(name: str, **hyperparameters: Any) -> Method:
         if key not in allowed:
             raise ValueError(unknown(f"hyper-parameter of {name}", key, allowed))
     try:
-        fixed, controllers = split(cls, hyperparameters)
+        fixed, controllers = split(cls, hyperparameters, preset)
         inner = cls(**fixed)
         return Adaptive(inner=inner, controllers=controllers) if controllers else inner
     except ValueError as error:

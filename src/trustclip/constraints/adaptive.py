@@ -37,7 +37,7 @@ def split(
         if one is None:
             continue
         if one.initial is None and name in preset:
-            one = replace(one, initial=preset[name])
+            one = replace(one, initial=preset[name])  # type: ignore[arg-type]
         start = one.initial
         if start is None and (start := defaults[name]) is None:
             plain = {k: v for k, v in hyperparameters.items() if _as_controller(k, v) is None}

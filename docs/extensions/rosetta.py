@@ -32,7 +32,8 @@ method (`trustclip.policy_loss`).
 *Penalties.* `+ penalty(k2, 0.002)` is added to the objective of every token (`trustclip bounds
 penalty`). PPO's adaptive penalty is `ppo_penalty`, KL-Cov's is `kl_cov`, and Kimi k1.5's loss
 is `reinforce + penalty(k2, tau, anchor=rollout, level=sequence)`. A KL penalty towards a frozen
-reference model bounds no update; every trainer adds its own.
+reference model bounds no update, and trainers add their own; with `anchor=ref` it is part of the
+method. `penalty(k1, ..., anchor=ref)` is charged to the advantages, not to the objective.
 
 *Candidates* of verl's `clip_cov` are tokens that may be dropped. On all other pages
 [the word](glossary.md#candidates) means further tokens of a position.

@@ -50,7 +50,7 @@ def test_a_seed_does_not_depend_on_its_neighbours(method):
     "method", [{"name": "truly_ppo", "variant": "truly"}, {"name": "ppo_penalty"}], ids=str
 )
 def test_what_needs_the_gradient_of_the_full_kl_is_refused_before_training(method):
-    method = method if "variant" in method else method | {"estimator": "exact"}
+    method = method if "variant" in method else method | {"divergence": "kl_old_new"}
     with pytest.raises(ValueError, match="gradient of the full KL"):
         load(None, {"method": method})
 

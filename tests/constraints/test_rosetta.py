@@ -196,7 +196,9 @@ def test_presets_by_name() -> None:
 @pytest.mark.parametrize(("engine", "hook"), [("prime-rl", "prime-rl"), ("tinker", "Tinker")])
 def test_the_losses_of_an_engine_with_two_policies_train_in_it(engine: str, hook: str) -> None:
     for loss in tc.presets()[engine]:
-        assert refusal(tc.preset(engine, loss), ENGINES[hook]) is None
+        reason = refusal(tc.preset(engine, loss), ENGINES[hook])
+        # Tinker's cookbook changes the advantages itself, before any loss.
+        assert reason is None or (loss == "kl_penalty" and "`logp_ref`" in reason)
 
 
 @pytest.mark.parametrize(

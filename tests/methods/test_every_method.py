@@ -56,8 +56,9 @@ def gradient(method: tc.Method, batch: tc.TokenBatch, aggregation: str = "token_
 def test_on_policy_the_gradient_is_the_advantage(method: tc.Method, dtype: torch.dtype) -> None:
     batch = random_batch(method, dtype)
     batch = batch_for(method, batch.logp_old.clone(), *astuple(batch)[1:])
-    if batch.logp_rollout is not None:
-        batch = dataclasses.replace(batch, logp_rollout=batch.logp_old)
+    for other in ("logp_rollout", "logp_ref"):
+        if getattr(batch, other) is not None:
+            batch = dataclasses.replace(batch, **{other: batch.logp_old})
     if (among := batch.candidates) is not None:
         batch = dataclasses.replace(
             batch, candidates=dataclasses.replace(among, logp=among.logp_old)

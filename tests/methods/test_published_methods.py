@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import reference_values as known
 import torch
 from method_cases import changed
 from patience import NEVER
@@ -59,24 +58,12 @@ def test_ppo_penalty_follows_the_exact_divergence() -> None:
     leaf = row(-0.5, -0.9).requires_grad_()
     mask = torch.ones(1, 2, dtype=torch.bool)
     batch = tc.TokenBatch(leaf, row(-1, -1), row(2, 2), mask, kl_old_new=0.5 * (leaf + 1) ** 2)
-    objective = tc.method("ppo_penalty", beta=3.0, estimator="exact").surrogate(batch).objective
+    objective = (
+        tc.method("ppo_penalty", beta=3.0, divergence="kl_old_new").surrogate(batch).objective
+    )
     (got,) = torch.autograd.grad(objective.sum(), leaf)
     want = [2 * math.exp(0.5) - 3 * 0.5, 2 * math.exp(0.1) - 3 * 0.1]
     assert got[0].tolist() == pytest.approx(want, rel=1e-12)
-
-
-def cov_batch(copies: int = 1, shift: float = -0.01) -> tc.TokenBatch:
-    old = row(*known.COV_LOGP).repeat(copies, 1)
-    advantages = row(*known.COV_ADVANTAGES).repeat(copies, 1)
-    keys = torch.arange(old.numel()).view_as(old)
-    mask = torch.ones_like(old, dtype=torch.bool)
-    return tc.TokenBatch(old + shift, old, advantages, mask, keys=keys)
-
-
-def test_kl_cov_prices_the_token_of_largest_covariance() -> None:
-    surrogate = tc.method("kl_cov").surrogate(cov_batch())
-    assert surrogate.extras["selected"][0].nonzero().flatten().tolist() == [3]
-    assert surrogate.kept.all()
 
 
 def test_kl_cov_selects_its_share_of_equals() -> None:
@@ -111,23 +98,6 @@ def test_statistics_agree_over_ranks(name: str, given: dict[str, Any]) -> None:
     found = in_lockstep(measured, [torch.arange(7), torch.arange(0), torch.arange(7, 40)])
     assert found == [measured(torch.arange(40), lambda x: x)] * 3
     assert all(map(math.isfinite, found[0].values()))
-
-
-def test_kl_cov_selects_its_share_however_the_batch_is_split() -> None:
-    batch = tokens(seed=1)
-    method = tc.method("kl_cov", share=0.05)
-    whole = dataclasses.replace(batch, statistics=method.statistics(batch))
-    selected = method.surrogate(whole).extras["selected"]
-    assert selected.sum() == int(0.05 * batch.mask.sum())
-    parts = []
-    for rows in (slice(0, 7), slice(7, 40)):
-        fields = (batch.logp, batch.logp_old, batch.advantages, batch.mask)
-        assert batch.keys is not None
-        part = tc.TokenBatch(
-            *(t[rows] for t in fields), keys=batch.keys[rows], statistics=whole.statistics
-        )
-        parts.append(method.surrogate(part).extras["selected"])
-    assert torch.equal(torch.cat(parts), selected)
 
 
 def test_the_nth_largest_over_ranks() -> None:

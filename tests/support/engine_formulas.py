@@ -19,7 +19,7 @@ import trustclip as tc
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """Log-probabilities of the three policies, advantages, mask. All [batch, time].
+    """Log-probabilities of the three policies, advantages, mask, reference. All [batch, time].
 
     `p` and `q` are log-probabilities of further tokens, new policy and sampler. [batch, time, k]
     """
@@ -30,6 +30,7 @@ class Tokens:
     A: Tensor
     m: Tensor
     lag: Tensor
+    ref: Tensor
     p: Tensor
     q: Tensor
 
@@ -48,7 +49,7 @@ def of(batch: tc.TokenBatch, new: Tensor, further: Tensor) -> Tokens:
     among = batch.candidates
     assert among is not None
     return Tokens(
-        *(new, batch.logp_old, rollout, batch.advantages, batch.mask, lag),
+        *(new, batch.logp_old, rollout, batch.advantages, batch.mask, lag, batch.given("logp_ref")),
         *(further, among.logp_rollout),
     )
 
@@ -125,6 +126,12 @@ def segment_filter(t: Tokens) -> Tensor:
             ratio = (t.old - t.rollout)[row, places].mean().exp()
             kept[row, places] = bool(own and 0.8 <= ratio <= 1.2)
     return ppo(t, t.old) * kept
+
+
+def paid(t: Tokens, price: float) -> Tokens:
+    """The sampler's k1 to the reference, less its mean over all tokens, in the advantage."""
+    kl = t.rollout - t.ref
+    return dataclasses.replace(t, A=t.A + price * (t.everywhere(kl) - kl))
 
 
 def squared(t: Tokens, base: Tensor) -> Tensor:
@@ -276,9 +283,13 @@ FORMULAS: dict[tuple[str, str], Callable[[Tokens], Any]] = {
     ("areal", "gspo"): lambda t: gspo(t, t.rollout),
     ("areal", "sapo"): lambda t: sapo(t, t.rollout),
     ("tinker", "importance_sampling"): lambda t: -(t.new - t.rollout).exp() * t.A,
+    ("tinker", "kl_penalty"): lambda t: -(t.new - t.rollout).exp() * paid(t, 0.01).A,
     ("tinker", "ppo"): lambda t: ppo(t, t.rollout),
     ("tinker", "cispo"): lambda t: cispo(t, t.rollout, 0.0, 4.0),
     ("tinker", "dro"): lambda t: dro(t, t.rollout, 0.05),
+    ("art", "cispo"): lambda t: cispo(t, t.rollout, 0.0, 5.0),
+    ("art", "ppo"): lambda t: ppo(t, t.rollout),
+    ("art", "kl_penalty"): lambda t: cispo(paid(t, 1.0), t.rollout, 0.0, 5.0),
     ("unsloth", "bnpo"): PLAIN,
     ("unsloth", "grpo"): PLAIN,
     ("unsloth", "dr_grpo"): PLAIN,

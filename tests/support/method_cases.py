@@ -63,6 +63,10 @@ MORE = [
     ("anchored", {"inner": "drpo", "ceiling": 1.3}),
     ("penalty", {"beta": 0.3, "anchor": "rollout", "on": "cut", "inner": {"name": "atr"}}),
     ("penalty", {"beta": 0.3, "level": "sequence", "inner": {"name": "gspo"}}),
+    *(
+        ("penalty", {"beta": 0.3, "divergence": "k1", "anchor": "ref", "inner": inner})
+        for inner in ("atr", {"name": "clip_cov", "share": 0.2, "cov_low": 0.05}, "trpo")
+    ),
     ("penalty", {"beta": 2.0, "inner": {"name": "penalty", "divergence": "k3"}}),
     *(
         ("sampler", {"level": "sequence", "reduction": how, "measure": measure, "ceiling": high})
@@ -95,7 +99,7 @@ MORE = [
 ]
 FLOATS = (
     *("logp", "logp_old", "advantages", "entropy", "kl_old_new", "kl_new_old", "top_k_kl"),
-    *("top_k_tv", "logp_rollout", "entropy_old"),
+    *("top_k_tv", "logp_rollout", "logp_ref", "entropy_old"),
 )
 #: Names of methods of which the oracle knows the rule.
 KNOWN = oracle.KEPT
@@ -114,7 +118,8 @@ def choices(name: str, cls: type) -> list[dict[str, typing.Any]]:
         if typing.get_origin(hint) is typing.Literal
     }
     given = [{}, *({field: c} for field, several in options.items() for c in several)]
-    given = [one for one in given if one != {"measure": "kl_old_new"}]  # not its only condition
+    alone = {"measure": "kl_old_new"}, {"divergence": "k1"}  # neither is the only condition
+    given = [one for one in given if one not in alone]
     return given + [more for owner, more in MORE if owner == name]
 
 

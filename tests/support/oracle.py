@@ -35,6 +35,7 @@ class Tokens:
     kl_old_new: Any = None
     kl_new_old: Any = None
     logp_rollout: Any = None
+    logp_ref: Any = None
     top_k_kl: Any = None
     top_k_tv: Any = None
     lag: Any = None
@@ -62,6 +63,8 @@ class Tokens:
     def against(self, anchor: str) -> "Tokens":
         if anchor == "old":
             return self
+        if anchor == "ref":
+            return replace(self, x=self.logp - self.logp_ref, logp_old=self.logp_ref)
         moved = self.logp - self.logp_rollout
         if anchor == "interpolated":  # what is left of the way from the sampler
             x = moved / np.maximum(self.lag, 1)
@@ -503,11 +506,11 @@ KEPT: dict[str, Rule] = {
     "vaco": lambda p, t: vaco(p, t),
     "bapo": lambda p, t: gate(lambda p, t: within(t.x, *bapo_bounds(p, t)))(p, t),
     **dict.fromkeys(("cispo", "soft_gate", "spo", "pspo", "reinforce", "ce_gppo", "dgpo"), every),
-    **dict.fromkeys(("topr", "vespo", "ppo_penalty", "importance_sampling", "drpo"), every),
+    **dict.fromkeys(("topr", "vespo", "importance_sampling", "drpo"), every),
     "kl_cov": every,
     **{name: weighted(weight) for name, weight in WEIGHTS.items()},
     "anchored": lambda p, t: of(kept, p["inner"], t.against(p["anchor"]).up_to(p["ceiling"])),
-    "penalty": lambda p, t: of(kept, p["inner"], t),
+    "penalty": lambda p, t: of(kept, p["inner"], paid(p, t)),
     "troll": lambda p, t: projected(p, t)[0] == 1,
     "centered": lambda p, t: of(kept, p["inner"], t),  # its drift: test_centered.py
     "both": lambda p, t: np.logical_and(*of_two(p, t)),
@@ -663,11 +666,6 @@ def gspo_gradient(p: Params, t: Tokens, weight: Any) -> Array:
     return mean(own) if p["variant"] == "gspo" else own
 
 
-def ppo_penalty(p: Params, t: Tokens, weight: Any) -> Array:
-    price = p["beta"] * np.expm1(t.x) if p["estimator"] == "k3" else 0.0
-    return weight * (np.exp(t.x) * t.advantage - price)
-
-
 def kl_cov(p: Params, t: Tokens, weight: Any) -> Array:
     """w A, minus the price of moving for the tokens of largest covariance."""
     covariance = centred_products(t.logp, t.advantage)
@@ -683,11 +681,22 @@ SLOPES: dict[str, Callable[[Array], Array]] = {
     "k2": lambda x: x,
     "k3": np.expm1,
     "k3_reverse": lambda x: -np.expm1(-x),
+    "kl_old_new": lambda x: 0 * x,  # its gradient is its own
 }
+
+
+def paid(p: Params, t: Tokens) -> Tokens:
+    """With advantages that have paid for k1 of the old policy against the reference model."""
+    if p["divergence"] != "k1":
+        return t
+    k = t.logp_old - t.logp_ref
+    return replace(t, advantage=t.advantage + p["beta"] * (k.mean() - k))
 
 
 def penalty(p: Params, t: Tokens, weight: Any) -> Array:
     """The part's gradient, minus the price of the tokens that pay."""
+    if p["divergence"] == "k1":
+        return of(gradient, p["inner"], paid(p, t), weight)
     moved, slope, keep = t.against(p["anchor"]).x, SLOPES[p["divergence"]], KEPT["penalty"](p, t)
     pays = weight * {"cut": ~keep, "kept": keep}.get(p["on"], every(p, t))
     if p["level"] == "sequence":
@@ -716,7 +725,7 @@ def by_sign(p: Params, t: Tokens, weight: Any) -> Array:
 
 #: The gradient of methods whose tokens pay, share one, or have a part's.
 GRADIENT: dict[str, Callable[[Params, Tokens, Any], Array]] = {
-    **{"gspo": gspo_gradient, "ppo_penalty": ppo_penalty, "kl_cov": kl_cov},
+    **{"gspo": gspo_gradient, "kl_cov": kl_cov},
     **{"penalty": penalty, "both": both, "either": either, "by_sign": by_sign},
     **{
         name: lambda p, t, weight, own=own: of(gradient, p["inner"], t, weight * own(p, t))

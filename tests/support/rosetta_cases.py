@@ -32,6 +32,7 @@ def tokens() -> tc.TokenBatch:
     return dataclasses.replace(
         batch,
         logp_rollout=batch.given("logp_rollout") + torch.where(far, away, 0.0),
+        logp_ref=(batch.logp_old + 0.4 * z[0, ..., 0]).clamp(max=-1e-3),
         advantages=torch.where(some, 0.0, batch.advantages),
         keys=torch.arange(batch.logp.numel()).view(shape),
         lag=(torch.arange(shape[0])[:, None] % 4).expand(shape),

@@ -21,9 +21,9 @@ Controllers = tuple[tuple[str, Controller], ...]
 
 
 def split(
-    cls: type[Method], hyperparameters: Mapping[str, Any]
+    cls: type[Method], hyperparameters: Mapping[str, Any], preset: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Controllers]:
-    """Hyper-parameters of a method's class as initial numbers, and the controllers among them.
+    """Hyper-parameters of a class or its preset as initial numbers, and the controllers among them.
 
     Raises:
       ValueError: an invalid controller, or one without an initial value.
@@ -36,6 +36,8 @@ def split(
         one = None if is_method else _as_controller(name, value)
         if one is None:
             continue
+        if one.initial is None and name in preset:
+            one = replace(one, initial=preset[name])  # type: ignore[arg-type]
         start = one.initial
         if start is None and (start := defaults[name]) is None:
             plain = {k: v for k, v in hyperparameters.items() if _as_controller(k, v) is None}

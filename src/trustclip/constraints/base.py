@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from torch import Tensor
 
-from trustclip.constraints import gates
+from trustclip.constraints import gates, intervals
 from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 from trustclip.constraints.gates import Side
 from trustclip.constraints.levels import Level
@@ -45,6 +45,7 @@ ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
     "decoupled_ppo": ("tis", {"inner": "clip"}),
     # GLM-5 and SAO: inside an interval around the sampler the ratio weighs, outside nothing does.
     "double_sided": ("anchored", {"inner": {"name": "clip_higher", "side": "strict"}}),
+    "ppo_penalty": ("penalty", {"inner": "importance_sampling", "divergence": "k3", "beta": 1.0}),
 }
 
 #: Methods by the divergence that they bound, for the hint in an error: ATR bounds KL3.
@@ -117,7 +118,8 @@ def anchor_fields(anchor: str) -> tuple[str, ...]:
       >>> anchor_fields("old"), anchor_fields("rollout")
       ((), ('logp_rollout',))
     """
-    return ("logp_rollout",) if anchor == "rollout" else ()
+    several = {"old": (), "interpolated": ("logp_rollout", "lag")}
+    return several.get(anchor, (f"logp_{anchor}",))
 
 
 def anchor_traits(anchor: str) -> Trait:
@@ -291,6 +293,16 @@ class Interval(Method):
 
     def _gate(self) -> tuple[Side, Level]:
         return getattr(self, "side", "outward"), getattr(self, "level", "token")
+
+
+class Offsets(Method):
+    """A method that cuts nothing inside the offsets from ratio 1 of its fields low and high."""
+
+    low: Any
+    high: Any
+
+    def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
+        return intervals.log_offsets(self.low, self.high)
 
 
 def _rebuild(name: str, values: Mapping[str, Any]) -> Method:

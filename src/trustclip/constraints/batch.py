@@ -29,13 +29,13 @@ Anchor = Literal["old", "rollout"]
 #: Floating-point fields: widened to float32 at least, 0 where masked.
 FLOATS = (
     *("logp", "logp_old", "advantages", "entropy", "kl_old_new", "kl_new_old"),
-    *("top_k_kl", "top_k_tv", "logp_rollout", "entropy_old"),
+    *("top_k_kl", "top_k_tv", "logp_rollout", "logp_ref", "entropy_old"),
 )
 #: A gradient flows through these fields.
 _WITH_GRADIENT = ("logp", "kl_old_new", "kl_new_old")
 
 #: These fields are log-probabilities of the sampled token.
-_LOGPS = ("logp", "logp_old", "logp_rollout")
+_LOGPS = ("logp", "logp_old", "logp_rollout", "logp_ref")
 
 #: A log-probability above this is no rounding: a logit of up to 128 less a logsumexp in bfloat16 is
 #: above 0 by at most 0.25. Of losses, probabilities or logits in place of log-probabilities nearly
@@ -54,6 +54,7 @@ SUPPLIERS = {
     "top_k_kl": "the loss head from the old policy's top-K log-probabilities (their KL)",
     "top_k_tv": "the loss head from the old policy's top-K log-probabilities (their TV)",
     "logp_rollout": "the sampling engine (log-probabilities it sampled with)",
+    "logp_ref": "the reference model (its pass over the samples)",
     "groups": "the data loader (index of the prompt each sequence answers)",
     "keys": "the engine (a number that is unique to each sample and position)",
     "lag": "the engine (updates since each completion was sampled)",
@@ -71,7 +72,7 @@ class TokenBatch:
 
     *Gradients.* Everything but ``logp`` is detached, so ``TokenBatch(logp, logp, ...)`` trains. The
     two exact KL divergences keep their graph: the methods whose pull is the gradient of the KL
-    itself (``truly_ppo``, ``ppo_penalty``) follow it, and no other method does.
+    itself (``truly_ppo``, ``penalty``) follow it, and no other method does.
 
     *Numbers that are not finite.* An unmasked token with a NaN or an infinity in any floating-point
     field has a ``logp`` and ``logp_old`` of NaN here. No gate closes on it: its gradient and the
@@ -95,6 +96,7 @@ class TokenBatch:
       top_k_tv: total variation over the same.
       logp_rollout: log-probability under the engine that sampled, nats; NaN, and no other number
         that is not finite, means that the engine gave none.
+      logp_ref: log-probability under the reference model, nats.
       groups: int64, index of the prompt the sequence answers (constant along time).
       keys: int64, unique per (sample, position): makes random selection reproducible across
         ranks and micro-batches.
@@ -132,6 +134,7 @@ class TokenBatch:
     top_k_kl: Tensor | None = field(default=None, kw_only=True)
     top_k_tv: Tensor | None = field(default=None, kw_only=True)
     logp_rollout: Tensor | None = field(default=None, kw_only=True)
+    logp_ref: Tensor | None = field(default=None, kw_only=True)
     groups: Tensor | None = field(default=None, kw_only=True)
     keys: Tensor | None = field(default=None, kw_only=True)
     lag: Tensor | None = field(default=None, kw_only=True)
@@ -282,15 +285,15 @@ class TokenBatch:
         rollout = self.given("logp_rollout")
         return zero_masked(self.logp_old - rollout, ~rollout.isnan())
 
-    def against(self, anchor: Anchor) -> "TokenBatch":
-        """The batch with ratios against the old policy (itself) or against the sampler.
+    def against(self, anchor: Anchor | Literal["ref"]) -> "TokenBatch":
+        """The batch with ratios against the old policy (itself), the sampler or the reference.
 
         A token to which the sampler gave no log-probability is measured from the old policy.
         """
         if anchor == "old":
             return self
-        rollout = self.given("logp_rollout")
-        return replace(self, logp_old=torch.where(rollout.isnan(), self.logp_old, rollout))
+        other = self.given(f"logp_{anchor}")
+        return replace(self, logp_old=torch.where(other.isnan(), self.logp_old, other))
 
     def capped(self, ceiling: float | None) -> "TokenBatch":
         """The batch with no ratio above a ceiling: that of a token beyond it is the ceiling.

@@ -23,13 +23,15 @@ from trustclip.constraints.twins import CORRECTION, Twins
 class Composite(Method):
     """A method made of the methods in `parts`, with their requirements and traits.
 
+    It requires what a field ``anchor`` of its own needs, too, if it has one.
+
     Statistics of a part are named by its position and a slash, ``"0/mean_logp"``.
     """
 
     #: Fields of `TokenBatch` needed in addition to those of the parts.
     also_requires: ClassVar[tuple[str, ...]] = ()
 
-    #: Whether the objective of a part stays unchanged but for a term added to it.
+    #: Whether it only adds a term to the objective of a part, or to the advantages.
     only_adds: ClassVar[bool] = False
 
     @property
@@ -59,7 +61,7 @@ class Composite(Method):
     @property
     def requires(self) -> tuple[str, ...]:
         needed = [name for part in self.parts for name in part.requires]
-        return tuple(dict.fromkeys((*needed, *self.also_requires)))
+        return tuple(dict.fromkeys((*needed, *super().requires, *self.also_requires)))
 
     @property
     def traits(self) -> Trait:

@@ -169,6 +169,8 @@ def centering_problem(method: Method) -> str | None:
         return "its divergence is of the likeliest tokens and the sampled one"
     if moves_candidates(method):
         return "it moves tokens that were not sampled itself"
+    if "logp_ref" in method.requires:
+        return "the reference model scores the sampled token alone"
     if Trait.NEEDS_KL_GRADIENT in method.traits:
         return "the gradient of the full KL takes part"
     return None

@@ -28,6 +28,7 @@ def batch_for(
         "top_k_kl": 0.3 * x**2,
         "top_k_tv": 0.4 * x.abs(),
         "logp_rollout": logp_old.detach() + torch.sin(places).to(x),
+        "logp_ref": logp_old.detach() + torch.cos(places).to(x),
         "groups": (torch.arange(rows)[:, None] // 2).expand(rows, columns),
         "keys": places,
         "lag": (torch.arange(rows)[:, None] % 4).expand(rows, columns),
@@ -62,9 +63,10 @@ def changed(batch: TokenBatch, change: Callable[[Tensor], Tensor]) -> TokenBatch
 
 
 def on_policy(batch: TokenBatch) -> TokenBatch:
-    """The batch while the new, the old and the sampling policy are one."""
+    """The batch while the new, the old, the sampling and the reference policy are one."""
     old = batch.logp_old
-    others: dict[str, Any] = {} if batch.logp_rollout is None else {"logp_rollout": old}
+    same = [n for n in ("logp_rollout", "logp_ref") if getattr(batch, n) is not None]
+    others: dict[str, Any] = dict.fromkeys(same, old)
     still = {n: torch.zeros_like(old) for n in _DISTANCES if getattr(batch, n) is not None}
     if batch.entropy_old is not None:
         still["entropy_old"] = batch.entropy if batch.entropy is not None else batch.entropy_old

@@ -38,7 +38,7 @@ def method(name: str, **hyperparameters: Any) -> Method:
         if key not in allowed:
             raise ValueError(unknown(f"hyper-parameter of {name}", key, allowed))
     try:
-        fixed, controllers = split(cls, hyperparameters)
+        fixed, controllers = split(cls, hyperparameters, preset)
         inner = cls(**fixed)
         return Adaptive(inner=inner, controllers=controllers) if controllers else inner
     except ValueError as error:
@@ -90,7 +90,7 @@ def penalty(divergence: str = "k2", beta: Any = 1e-3, **more: Any) -> Penalty:
     """A price on the divergence of each token, to be added to a method: ``method + penalty``.
 
     Args:
-      divergence: ``"k2"``, ``"k3"``, ``"k3_reverse"`` or ``"abs"``.
+      divergence: ``"k2"``, ``"k3"``, ``"k3_reverse"``, ``"abs"``, or ``"k1"`` in the advantage.
       beta: price of a nat, or a controller for it.
       **more: ``anchor``, ``level`` and ``on`` of the method ``penalty``.
 

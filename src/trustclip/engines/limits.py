@@ -14,6 +14,7 @@ from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.batch import SUPPLIERS
 
 _TRL = "train it with trustclip.engines.trl"
+_OWN = f"its reference model serves its own penalty alone; {_TRL}"
 _LOOP = "call trustclip.policy_loss from your own training loop"
 
 
@@ -47,7 +48,7 @@ ENGINES: dict[str, Supply] = {
             "TRL",
             frozenset(
                 {"entropy", "keys", "kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv"}
-                | {"logp_rollout", "entropy_old", "lag", "candidates"}
+                | {"logp_rollout", "logp_ref", "entropy_old", "lag", "candidates"}
             ),
             whole_loop=True,
         ),
@@ -59,8 +60,8 @@ ENGINES: dict[str, Supply] = {
         ),
         Supply("verl", frozenset({"logp_rollout"})),
         Supply("SkyRL", frozenset({"logp_rollout"})),
-        Supply("NeMo-RL", frozenset({"logp_rollout"})),
-        Supply("slime", frozenset({"logp_rollout"})),
+        Supply("NeMo-RL", frozenset({"logp_rollout"}), {"logp_ref": _OWN}),
+        Supply("slime", frozenset({"logp_rollout"}), {"logp_ref": _OWN}),
         Supply(
             "prime-rl",
             frozenset({"logp_rollout", "candidates"}),

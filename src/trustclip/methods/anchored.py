@@ -11,13 +11,6 @@ from trustclip.constraints.compose import Composite
 from trustclip.constraints.registry import Part
 from trustclip.methods.clip import Clip
 
-#: Optional fields of `TokenBatch` by anchor.
-_FIELDS = {
-    "rollout": ("logp_rollout",),
-    "interpolated": ("logp_rollout", "lag"),
-    "old": (),
-}
-
 
 @definition
 class Anchored(Composite):
@@ -94,10 +87,6 @@ class Anchored(Composite):
                 f"{self.inner.name!r} measures a generation before its first update, when the "
                 f"anchor {self.anchor!r} is not known: use `anchor` 'rollout'."
             )
-
-    @property
-    def requires(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*super().requires, *_FIELDS[self.anchor])))
 
     @property
     def traits(self) -> Trait:

@@ -1,16 +1,15 @@
 """ASPO: inverted importance weights for positive advantages."""
 
 import torch
-from torch import Tensor
 
-from trustclip.constraints import gates, intervals
-from trustclip.constraints.base import AboveOne, Method, Positive, UpToOne, definition
-from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
+from trustclip.constraints import gates
+from trustclip.constraints.base import AboveOne, Offsets, Positive, UpToOne, definition
+from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.masked import safe_exp
 
 
 @definition
-class ASPO(Method):
+class ASPO(Offsets):
     r"""ASPO: PPO's clip, but where A > 0 the weight is the inverse of the ratio.
 
     $$
@@ -47,9 +46,6 @@ class ASPO(Method):
     low: UpToOne = 0.2
     high: Positive = 0.2
     ceiling: AboveOne = 3.0
-
-    def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
-        return intervals.log_offsets(self.low, self.high)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         x = batch.log_ratio

@@ -5,16 +5,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from trustclip.constraints import gates, intervals
-from trustclip.constraints.base import Method, Number, Positive, Reduce, Trait, UpToOne, definition
-from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
+from trustclip.constraints import gates
+from trustclip.constraints.base import Number, Offsets, Positive, Reduce, Trait, UpToOne, definition
+from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.masked import masked_sum
 from trustclip.constraints.selection import uniform
 
 
 @definition
 class ClipCov(
-    Method,
+    Offsets,
     requires=("keys",),
     traits=Trait.CUTS | Trait.ACTS_ON_POLICY,
     statistics_over="generation",
@@ -81,9 +81,6 @@ class ClipCov(
             raise ValueError(
                 f"`cov_low` must be below `cov_high`, got {self.cov_low} and {self.cov_high}."
             )
-
-    def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
-        return intervals.log_offsets(self.low, self.high)
 
     def statistics(self, batch: TokenBatch, reduce: Reduce = lambda x: x) -> dict[str, Tensor]:
         """Means of the advantages and log-probabilities, and the share of candidates."""

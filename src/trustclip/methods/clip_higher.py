@@ -1,15 +1,12 @@
 """DAPO's asymmetric clip."""
 
-from torch import Tensor
-
-from trustclip.constraints import gates, intervals
-from trustclip.constraints.base import ByToken, Interval, Positive, UpToOne, definition
-from trustclip.constraints.batch import LogBounds
+from trustclip.constraints import gates
+from trustclip.constraints.base import ByToken, Interval, Offsets, Positive, UpToOne, definition
 from trustclip.constraints.levels import Level
 
 
 @definition
-class ClipHigher(Interval):
+class ClipHigher(Offsets, Interval):
     r"""Clip-Higher: the ratio may rise further than it may fall (DAPO).
 
     $$
@@ -40,6 +37,3 @@ class ClipHigher(Interval):
     high: ByToken[Positive] = 0.28
     side: gates.Side = "outward"
     level: Level = "token"
-
-    def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
-        return intervals.log_offsets(self.low, self.high)

@@ -2,16 +2,14 @@
 
 import math
 
-from torch import Tensor
-
-from trustclip.constraints import gates, intervals
-from trustclip.constraints.base import AboveOne, Method, Positive, UpToOne, definition
-from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
+from trustclip.constraints import gates
+from trustclip.constraints.base import AboveOne, Offsets, Positive, UpToOne, definition
+from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.twins import Twins, clip_twins
 
 
 @definition
-class DualClip(Method):
+class DualClip(Offsets):
     r"""Dual clip: a token of negative advantage is also cut once its ratio passes a ceiling.
 
     $$
@@ -55,9 +53,6 @@ class DualClip(Method):
     def twins(self) -> Twins:
         twins = clip_twins(self.log_interval(), self.ceiling)
         return {trainer: twin for trainer, twin in twins.items() if trainer != "trustclip"}
-
-    def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
-        return intervals.log_offsets(self.low, self.high)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         low, high = self.log_interval()

@@ -5,7 +5,7 @@ from typing import Literal
 from torch import Tensor
 
 from trustclip.constraints import divergences, gates, intervals
-from trustclip.constraints.base import ByToken, Method, Positive, Trait, clips, definition
+from trustclip.constraints.base import ByToken, Interval, Positive, definition
 from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 
 #: The generator of each divergence, of the log-ratio, and the log-ratio bounds of a threshold.
@@ -19,7 +19,7 @@ MEASURES = {
 
 
 @definition
-class FDivergence(Method):
+class FDivergence(Interval):
     r"""f-divergence: a chosen f-divergence of the token stays within a threshold.
 
     $$
@@ -57,17 +57,13 @@ class FDivergence(Method):
     delta: ByToken[Positive] = 0.07
     side: gates.Side = "outward"
 
-    @property
-    def traits(self) -> Trait:
-        return Trait.CUTS | clips(self.side)
-
     def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
         _, log_bounds = MEASURES[self.divergence]
         return log_bounds(self.delta)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         if not isinstance(self.delta, Tensor):
-            return gates.interval(batch, self.log_interval(), self.side)
+            return super().surrogate(batch)
         # Of a threshold for each token, the divergence itself says whether the token is inside.
         measure, _ = MEASURES[self.divergence]
         x = batch.log_ratio

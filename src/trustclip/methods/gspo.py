@@ -3,16 +3,15 @@
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
-from trustclip.constraints import gates, intervals, levels
-from trustclip.constraints.base import Interval, Positive, Trait, UpToOne, definition
-from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
+from trustclip.constraints import gates, levels
+from trustclip.constraints.base import Interval, Offsets, Positive, Trait, UpToOne, definition
+from trustclip.constraints.batch import Surrogate, TokenBatch
 from trustclip.constraints.twins import Twins, verl_settings
 
 
 @definition
-class GSPO(Interval):
+class GSPO(Offsets, Interval):
     r"""GSPO: the length-normalised ratio of the whole sequence is clipped and weights its tokens.
 
     $$
@@ -69,9 +68,6 @@ class GSPO(Interval):
         twins["TRL"] |= {"loss_type": "grpo"}
         twins["verl"] |= verl_settings(loss_agg_mode="seq-mean-token-mean")
         return twins
-
-    def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
-        return intervals.log_offsets(self.low, self.high)
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         bounded = super().surrogate(batch)

@@ -2,16 +2,13 @@
 
 from typing import ClassVar
 
-from torch import Tensor
-
-from trustclip.constraints import intervals, levels
-from trustclip.constraints.base import Interval, Positive, UpToOne, definition
-from trustclip.constraints.batch import LogBounds
+from trustclip.constraints import levels
+from trustclip.constraints.base import Interval, Offsets, Positive, UpToOne, definition
 from trustclip.constraints.twins import Twins, verl_settings
 
 
 @definition
-class LUSPO(Interval):
+class LUSPO(Offsets, Interval):
     r"""LUSPO: GSPO's clip of the sequence is summed over tokens, so that length biases no answer.
 
     $$
@@ -54,6 +51,3 @@ class LUSPO(Interval):
         twins["TRL"] |= {"loss_type": "luspo"}
         twins["verl"] |= verl_settings(loss_agg_mode="seq-mean-token-sum")
         return twins
-
-    def log_interval(self, p_old: Tensor | None = None) -> LogBounds:
-        return intervals.log_offsets(self.low, self.high)

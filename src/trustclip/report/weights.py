@@ -48,7 +48,7 @@ def _of_sign(chosen: Method, ratios: Tensor, probabilities: Sequence[float], a: 
     nobody = torch.full_like(x, -torch.inf)[..., None]  # no candidate: nothing is centered
     batch = TokenBatch(
         old + x, old, torch.full_like(x, a), torch.ones_like(x, dtype=torch.bool),
-        kl_old_new=k3(x), kl_new_old=k3(x), logp_rollout=old,
+        kl_old_new=k3(x), kl_new_old=k3(x), logp_rollout=old, logp_ref=old,
         entropy=torch.ones_like(x), entropy_old=torch.ones_like(x),
         keys=torch.zeros_like(x, dtype=torch.int64), candidates=Candidates(nobody, nobody, nobody),
         density=True,  # ratios are drawn whose new probability would be above 1

@@ -38,10 +38,10 @@ AGGREGATIONS = {"grpo": "sequence_mean", "dapo": "token_mean"}
 
 
 def penalised(kind: str, batch: tc.TokenBatch) -> tuple[Tensor, Any]:
-    """Gradient of the vanilla loss and verl's KL loss, its reference the proximal policy."""
+    """Gradient of the vanilla loss and verl's KL loss."""
     config, _ = test_twins.composed({})
     logp = batch.logp.clone().requires_grad_()
-    price = kl_penalty(logp, batch.logp_old, kind)
+    price = kl_penalty(logp, batch.given("logp_ref"), kind)
     loss = agg_loss(price, batch.mask, config.loss_agg_mode, **config.global_batch_info)
     (gradient,) = torch.autograd.grad(config.kl_loss_coef * loss, logp)
     return test_twins.gradient_of({}, batch) + gradient, config
@@ -112,7 +112,7 @@ def of_verl(name: str, batch: tc.TokenBatch) -> tuple[Tensor, Any]:
 def test_verl_has_the_same_gradient(case: rosetta_cases.Case) -> None:
     batch, method = rosetta_cases.tokens(), rosetta_cases.method_of(*case)
     if case[1].name == "kl_loss low_var_kl":  # verl clamps the estimate to 10
-        near = batch.log_ratio.abs() < 2
+        near = batch.against("ref").log_ratio.abs() < 2
         batch = dataclasses.replace(batch, mask=batch.mask & near)
     got, config = of_verl(case[1].name, batch)
     loss_type = test_twins.aggregation(config)

@@ -48,8 +48,8 @@ class Microscope:
     """A page, one file, that shows completions token by token under several methods at once."""
 
     files: Argument[tuple[Path, ...]] = ()
-    """Files of tokens (.parquet, .jsonl), run directories, prime-rl's token export; without any, the
-    page shows a sample."""
+    """Files of tokens (.parquet, .jsonl), run directories, prime-rl's token export; without any,
+    the page shows a sample."""
     out: Annotated[Path, Also(("-o",))] = Path("microscope.html")
     """File of the page."""
     open: bool = False

@@ -224,7 +224,7 @@ def _no_replay(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
         )
     if args.beta:
         yield "`replay` and `beta` compare policies over different sets of tokens: leave one out."
-    exact = [name for name in chosen.requires if name.startswith(("kl_", "top_k_"))]
+    exact = [n for n in chosen.requires if n.startswith(("kl_", "top_k_", "logp_ref"))]
     if exact or args.exact_kl_every:
         what = f"{chosen.name!r}" if exact else "`exact_kl_every`"
         yield f"{what} is over all tokens, `replay` trains on a part of them: leave one out."

@@ -52,6 +52,7 @@ def token_batch(
         "entropy_old": inputs.get("entropy_old") if has_old else measured.get("entropy"),
         "keys": keys,
         "logp_rollout": inputs.get("sampling_per_token_logps"),
+        "logp_ref": inputs.get("ref_per_token_logps"),
         "lag": None if (lag := inputs.get(LAG)) is None else lag.long()[:, None].expand_as(keys),
         "statistics": statistics or None,
         **measured,

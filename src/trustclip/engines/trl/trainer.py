@@ -56,7 +56,7 @@ from trustclip.engines.trl.upstream import (
     RELEASE,
     SCORING,
     GRPOTrainer,
-    announced_level,
+    announced,
     by_unsloth,
     end_tokens,
     grpo_trainer,
@@ -159,8 +159,9 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         self._apart: str | None = None  # how they differ
         if args.use_vllm and args.vllm_mode == "colocate":
             own_port()
-        with announced_level(args, self.method):
+        with announced(args, self.method):
             super().__init__(model, reward_funcs, args, **kwargs)
+        self.beta = args.beta  # the price of TRL's own penalty
         self.importance_sampling_level = "token"  # the method's own level is in its gradient
         self._open_clip()
         fast_paths.check_sampler(self)  # before the model is changed
@@ -228,11 +229,13 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         self._phase = phase = Generating()
         self.unfinished = "generation"
+        beta = self.beta  # TRL scores the reference model with a price alone, and pays it itself
+        self.beta = beta or float("logp_ref" in self.method.requires)
         try:
             output = super()._generate_and_score_completions(inputs)
             self.leave_if_asked()
         finally:
-            self._phase, self.unfinished = None, "update"
+            self._phase, self.unfinished, self.beta = None, "update", beta
         ids, old = output["completion_ids"], output.get("old_per_token_logps")
         self._number_completions(output)  # first: keys of tokens and all records use the numbers
         scored = phase.result_of(old)

@@ -137,6 +137,7 @@ INPUT_KEYS = (
     "pixel_values",
     "prompt_ids",
     "prompt_mask",
+    "ref_per_token_logps",
     "sampling_per_token_logps",
     "token_type_ids",
     "tool_mask",
@@ -160,20 +161,22 @@ ASYNC_KEYS = ("advantages", "old_log_probs", "segment_id", "token_index")
 
 
 @contextlib.contextmanager
-def announced_level(args: Any, method: Method) -> Iterator[None]:
-    """Show TRL the level of a method while it checks a config, so that its warnings apply.
+def announced(args: Any, method: Method) -> Iterator[None]:
+    """Show TRL the level of a method while it checks a config, so that its warnings apply, and a
+    price where the method needs the reference model, which TRL loads for its own penalty alone.
 
     The loss of TRL is computed at token level: the method's level is in the gradient it gets.
     """
     twin = method.twins.get("TRL")
     own = getattr(method, "level", "token")
     level = own if twin is None else twin.get("importance_sampling_level", "token")
-    original = args.importance_sampling_level
-    args.importance_sampling_level = "sequence" if level == "sequence" else original
+    original = args.importance_sampling_level, args.beta
+    args.importance_sampling_level = "sequence" if level == "sequence" else original[0]
+    args.beta = args.beta or float("logp_ref" in method.requires)
     try:
         yield
     finally:
-        args.importance_sampling_level = original
+        args.importance_sampling_level, args.beta = original
 
 
 def end_tokens(trainer: Any) -> list[int]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from trustclip import stats
 from trustclip.findings.comparison import LEVEL, Compared, compare
-from trustclip.findings.evaluated import KEPT, collapsed, mean_of
+from trustclip.findings.evaluated import LEFT, collapsed, mean_of
 from trustclip.findings.groups import Group, group_runs, shared_answers
 from trustclip.findings.learning import Learning, Number, learning, time_of
 from trustclip.logs.answers import of_answers
@@ -253,7 +253,7 @@ def _collapses(mini: Miniature) -> str:
     more = rates[most].value > rates[NONE].value
     highest = f" The highest is {_rate(rates[most])} (`{most}`)." if more else " No rate is higher."
     return (
-        f"**Collapses**, runs that ended below {percent(KEPT, 0)} % of their best evaluation: "
+        f"**Collapses**, runs that ended below {percent(LEFT, 0)} % of their best evaluation: "
         f"{whole} of {len(mini.runs)}, none under {stable} of {len(rates)} constraints. In percent "
         f"of the runs: {_rate(rates[REFERENCE])} with `{REFERENCE}`, {_rate(rates[TWIN])} with its "
         f"rounded twin, {_rate(rates[NONE])} without any constraint.{highest} Rates of "

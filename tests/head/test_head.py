@@ -138,11 +138,12 @@ def test_bfloat16_adds_in_float32(trained, small_tiles):
 def test_under_autocast_a_cpu_rounds_factors_alone(trained):
     """Sums are those of float32, so errors are far below those of logits in bfloat16."""
     hidden, weight, ids, _ = inputs(64, 2048, 128, torch.float32)
-    leaves, before = [hidden / 8, weight, None], torch.backends.mkldnn.matmul.fp32_precision
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    leaves, before = [hidden / 8, weight, None], matmul.fp32_precision
     call = (ids, (torch.linspace(-1, 1, 64), None))
     with torch.autocast("cpu", torch.bfloat16):
         got = results(selected_logprobs, leaves, *call, trained=(True, trained, False))
-    assert torch.backends.mkldnn.matmul.fp32_precision == before
+    assert matmul.fp32_precision == before
     rounded = [hidden.div(8).bfloat16().float(), weight.bfloat16().float(), None]
     for factors in (rounded, leaves):  # a processor without bfloat16 rounds nothing
         want = results(dense, factors, *call, trained=(True, trained, False))

@@ -130,6 +130,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         "windows": dict[Literal["train", "eval"], _WINDOW],
         "method": schemas.Numbers,
         "old_head": Tensor | None,
+        "average": NotRequired[Any],  # in checkpoints of an earlier release
         "logs": dict[str, Any],
     }
     #: Arguments that give them their meaning.

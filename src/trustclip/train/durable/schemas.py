@@ -33,7 +33,7 @@ class Shared(TypedDict):
 
     __pydantic_config__ = STRICT  # type: ignore[misc]
     identity: _Identity
-    cursor: dict[str, _Extent]
+    cursor: dict[str, Count | _Extent]
 
 
 class _Exported(TypedDict):

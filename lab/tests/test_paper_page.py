@@ -36,7 +36,7 @@ SHOWN = {
         ("clip_higher --low 0.329028261750126 --high 0.42221", "clip-higher with 0.329028 and"),
     ],
     "doctor --gradient-accumulation-steps 4": [
-        ("4 x 1 / 4 = 1 optimizer update per generation", "there is one update per generation"),
+        ("each generation is used for 1 optimizer update", "there is one update per generation"),
     ],
 }  # fmt: skip
 

@@ -29,6 +29,7 @@ PURE = [
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     torch.compiler.reset()
+    counters.clear()
     yield
     torch.compiler.reset()
 

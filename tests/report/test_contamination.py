@@ -26,7 +26,7 @@ def test_training_on_test_problems_is_a_fault_of_the_report(tmp_path):
     for excluded in (True, False):
         run = overlapping_run(tmp_path / str(excluded), ["amc23-0", "amc23-1"], excluded=excluded)
         texts = [finding.text for finding in cautions(group_runs([run]), [])]
-        assert any("own test sets: atr δ=0.07 (2 " in text for text in texts) != excluded
+        assert any("in the training data: atr δ=0.07 (2 " in text for text in texts) != excluded
 
 
 def test_the_summary_scores_the_clean_problems_before_and_after(tmp_path):

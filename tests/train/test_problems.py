@@ -174,7 +174,7 @@ def test_fewer_problems_than_a_generation_takes_are_refused_with_the_arithmetic(
     settings = tiny_rl()
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(ValueError, match=r"4 problems, .* 24 .* x 3 processes .* 16 x 4 x 3 / 8"):
+    with pytest.raises(ValueError, match=r"problems, 4: .* 24 .* x 3 processes .* 16 x 4 x 3 / 8"):
         enough([None] * 4, settings)  # type: ignore[list-item]
 
 
@@ -182,7 +182,7 @@ def test_a_recipe_with_too_few_problems_is_refused_before_fine_tuning(tmp_path):
     made = recipe(tmp_path, ["What is $1+2$?"], ["What is $2+2$?"])
     large = replace(made.rl, per_device_train_batch_size=8)
     made = replace(made, rl=large, sft=SFTStage(dataset="arithmetic-primer"))
-    with pytest.raises(ValueError, match="1 problems, but a generation takes 2"):
+    with pytest.raises(ValueError, match="too few problems, 1: each generation takes 2"):
         pipeline.run_recipe(made, Console(quiet=True))
     assert not (tmp_path / "run" / "sft").exists()
 

@@ -52,7 +52,7 @@ def notice_that_forges_a_line(folder):
     return ["explain", str(noticed(make_run(folder / "run", SPEC), "a\nNext: all is well."))]
 
 
-@artefact(0, "Mean@2", "differences to")
+@artefact(0, "Mean@2", "Differences are to")
 def labels_with_controls_and_markup(folder):
     for number, method in enumerate((ATR, CLIP)):
         made = make_run(folder / f"{number}", replace(SPEC, method=method))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # verl's own trainer under ATR: examples/verl.sh MODEL TRAIN.parquet TEST.parquet
-# `trustclip doctor --verl` with the same arguments says first what is wrong with them.
+# `trustclip doctor --verl` says first what is wrong with the configuration that verl prints.
 set -euo pipefail
 model=$1 train=$2 test=$3
 settings=(
@@ -15,5 +15,6 @@ settings=(
   '+actor_rollout_ref.actor.policy_loss.method={name: atr, delta: 0.07}'
   algorithm.adv_estimator=grpo
 )
-trustclip doctor --verl "${settings[@]}"
+python -m verl.trainer.main_ppo "${settings[@]}" --cfg job --resolve > verl.yaml
+trustclip doctor --verl verl.yaml
 exec python -m verl.trainer.main_ppo "${settings[@]}"

@@ -45,7 +45,7 @@ class Penalty(Composite):
     * ``k3``: $e^x - 1 - x$, which estimates KL(old || new); gradient $w - 1$,
     * ``k3_reverse``: $e^{-x} - 1 + x$, the form in which trainers write k3 of a reference model,
     * ``abs``: $|x|$, gradient $\mathrm{sign}(x)$,
-    * ``kl_old_new``: KL(old || new) over the vocabulary; the batch's must carry its graph.
+    * ``kl_old_new``: KL(old || new) over the vocabulary; that of the batch must carry its graph.
 
     A gate only stops a token from moving further; a penalty pulls it back, on both sides, and does
     not scale with the advantage: tokens of advantage 0 pay too, and so do tokens that the gate of
@@ -53,17 +53,17 @@ class Penalty(Composite):
     to correct for its sampler, it weighs their price with them.
 
     *In the advantage* (``k1``). The gradient of $x$ is the constant 1, which holds no policy
-    anywhere. So $x$ is no price on the objective. The old policy's, an estimate of KL(old ||
-    reference), is taken from the advantage that ``inner`` sees, less its mean over all tokens:
+    anywhere, so $x$ is no price on the objective. Instead $k_t$, the old policy's log-ratio and an
+    estimate of KL(old || reference), is taken from the advantage that ``inner`` sees, less its mean
+    over all tokens:
 
     $$
     A_t + \beta\,(\bar k - k_t), \qquad k_t = \log\frac{\pi_{old}(y_t)}{\pi_{ref}(y_t)}
     $$
 
-    A token that has become likelier than the average token has, against the reference, is
-    rewarded less, and the mean advantage stays. The mean is over the generation and all ranks, or
-    over what ``inner`` measures. Tinker's cookbook and ART compute $k$ with the sampler for the
-    old policy: put ``anchored`` around the penalty.
+    A token whose $k_t$ is above the mean is rewarded less, and the mean advantage stays. The mean
+    is over the generation and all ranks, or over what ``inner`` measures. Tinker's cookbook and ART
+    compute $k$ with the sampler for the old policy: put ``anchored`` around the penalty.
 
     In Python ``tc.method("clip") + tc.penalty("k2", 1e-3)`` is this method. The name
     ``ppo_penalty`` is PPO's: ``importance_sampling`` with ``k3`` at a price of 1, one of the

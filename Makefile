@@ -3,6 +3,7 @@
 # make test         install and run the tests                make browser    Chromium for them, on Debian
 # make check        lint, types, import contract             make setup      install, run nothing
 # make wheel-check  build the wheels and use them elsewhere    make wheel-use  all of it, slowly
+# make test ORDER=7             the tests in another order, shuffled by this seed
 # make faults SEEDS=100000     campaigns of simulated faults
 # make planted                 planted bugs that they catch
 # make mutants GROUPS="gates store"        do the tests notice changes to the code?
@@ -61,7 +62,7 @@ demo-smollm2: $(SMOLLM2)
 	$(BIN)/trustclip demo --model smollm2
 
 test: $(DEV)
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" $(ORDER:%=-p randomly --randomly-seed=%)
 
 test-slow: $(DEV)
 	$(BIN)/python -m pytest -q -n 2 --dist load -m slow

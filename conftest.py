@@ -1,7 +1,11 @@
-"""What pytest leaves out: doctests of packages with their own environment, chance, and garbage."""
+"""What pytest leaves out: packages with their own environment, chance, garbage, wandb's memory."""
 
 import gc
+import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
+
+import pytest
 
 _NEEDS = {
     "engines/verl/loss.py": "verl",
@@ -38,3 +42,11 @@ def pytest_collection_finish() -> None:
     A trainer collects garbage when it starts, which would take longer than the training of a test.
     """
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _wandb_reads_its_environment_again() -> Iterator[None]:
+    """It does so once a process, and the tests before left it another one."""
+    yield
+    if teardown := getattr(sys.modules.get("wandb"), "teardown", None):
+        teardown()

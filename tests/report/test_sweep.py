@@ -121,7 +121,8 @@ def test_a_report_has_a_reference_in_every_setting(report):
     assert all(len(group.runs) == 3 for group in report.groups)
     names = [panel.marks[0].name for panel in report["scores"].figures[0].panels[:1]]
     assert names == ["clip at reward_noise 0.2"]
-    assert any("methods in the same setting" in finding.text for finding in report.findings)
+    said = "only with methods in the same setting"
+    assert any(said in finding.text for finding in report.findings)
     assert report.subject.startswith("2 methods · 12 runs")
     told = " ".join(finding.text for finding in report.findings)
     assert "clip at reward_noise 0 (" in told and "clip at reward_noise 0.2: atr is better" in told

@@ -362,22 +362,22 @@ GAP = Difference(0.0115, -0.01, 0.03, 0.3)
     [
         (
             GAP, 0.031, "samples",
-            "inconclusive with 8 samples per problem, which detect gaps "
+            "the result is inconclusive with 8 samples per problem, which detect gaps "
             "of about 3 points or more",
         ),
         (
             GAP, 0.118, "problems",
-            "inconclusive with "
+            "the result is inconclusive with "
             "143 problems, which detect gaps of about 12 points or more",
         ),
         (
             GAP, 0.01, "seeds",
-            "inconclusive with "
+            "the result is inconclusive with "
             "3 seeds per method, which detect gaps of about 1 point or more",
         ),
-        (GAP, 1.7, "seeds", "inconclusive with "
+        (GAP, 1.7, "seeds", "the result is inconclusive with "
             "3 seeds per method: too few to detect any gap"),
-        (GAP, nan, "problems", "inconclusive with 8 samples on 143 problems"),
+        (GAP, nan, "problems", "the result is inconclusive with 8 samples on 143 problems"),
         (
             Difference(0.0, -0.1, 0.1, 1.0), 0.1, "seeds",
             "no difference was observed with 8 samples on 143 problems",
@@ -392,7 +392,7 @@ GAP = Difference(0.0115, -0.01, 0.03, 0.3)
         ),
         (
             Difference(0.5, nan, nan, nan), nan, "problems",
-            "inconclusive with 8 samples on 143 problems",
+            "the result is inconclusive with 8 samples on 143 problems",
         ),
     ],
 )  # fmt: skip

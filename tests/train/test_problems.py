@@ -174,7 +174,9 @@ def test_fewer_problems_than_a_generation_takes_are_refused_with_the_arithmetic(
     settings = tiny_rl()
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(ValueError, match=r"problems, 4: .* 24 .* x 3 processes .* 16 x 4 x 3 / 8"):
+    with pytest.raises(
+        ValueError, match=r"few problems, 4: .* 24 .* x 3 processes .* 16 x 4 x 3 / 8"
+    ):
         enough([None] * 4, settings)  # type: ignore[list-item]
 
 

@@ -237,7 +237,6 @@ def _comparison(
         budget = pair.required(kind, level)
         detectable = budget.detectable
         sentence = stats.verdict(replace(difference, p=p), budget, names=names, level=LEVEL)
-        sentence = "the result is " * sentence.startswith("inconclusive") + sentence
     return Compared(
         pair.group, pair.reference, pair.metric(kind), len(pair.runs[0]), pair.step, difference, p,
         sentence, pair.same_seeds, pair.identical, detectable,

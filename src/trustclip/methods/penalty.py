@@ -149,7 +149,7 @@ class Penalty(Composite):
         """Those of ``inner``, which sees the advantages that have paid, and the mean of k1."""
         if self.divergence != "k1":
             return super().statistics(batch, reduce)
-        k = batch.logp_old - batch.given("logp_ref")  # [batch, time]
+        k = _k1(batch)
         total, count = reduce(torch.stack([masked_sum(n, batch.finite) for n in (k, k * 0 + 1)]))
         own = {"mean_k1": total / count.clamp(min=1)}
         return own | super().statistics(self.of_part(0, replace(batch, statistics=own)), reduce)
@@ -160,8 +160,7 @@ class Penalty(Composite):
         if self.divergence != "k1":
             return part
         mean = (batch.statistics or self.statistics(batch))["mean_k1"]
-        gain = self.beta * (mean - (batch.logp_old - batch.given("logp_ref")))  # [batch, time]
-        return replace(part, advantages=batch.advantages + gain)
+        return replace(part, advantages=batch.advantages + self.beta * (mean - _k1(batch)))
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         (inner,) = self.surrogates(batch)
@@ -177,3 +176,8 @@ class Penalty(Composite):
         total = price.detach() + inner.extras.get("penalty", 0)
         charged = inner.objective if self.divergence == "k1" else inner.objective - price
         return Surrogate(charged, inner.kept, {**inner.extras, "penalty": total})
+
+
+def _k1(batch: TokenBatch) -> Tensor:
+    """log(old / reference) of the sampled token, nats. Shape [batch, time]."""
+    return batch.logp_old - batch.given("logp_ref")

@@ -168,7 +168,7 @@ def verdict(
     Example:
       >>> budget = Required(8, 143, 1, 0.031, "samples")
       >>> verdict(Difference(0.012, -0.01, 0.03, 0.29), budget).partition(", which detect")[0]
-      'inconclusive with 8 samples per problem'
+      'the result is inconclusive with 8 samples per problem'
       >>> verdict(Difference(0.052, 0.02, 0.08, nan), budget)
       'A scored 5.2 points higher than B [+2.0, +8.0] in one run each, too few to compare methods'
       >>> verdict(Difference(0.052, 0.02, 0.08, 0.001), Required(8, 143, 5, 0.04, "seeds"))
@@ -184,20 +184,21 @@ def verdict(
         return f"{better} scored {points} higher than {worse}{bounds} {which}"
     if difference.p <= 1 - level + 1e-12:
         return f"{better} is better than {worse} by {points}{bounds} (p = {difference.p:.2g})"
+    unclear = "the result is inconclusive with"
     if budget.seeds == 2:
-        return "inconclusive with 2 seeds per method: two runs that fail look like a difference"
+        return f"{unclear} 2 seeds per method: two runs that fail look like a difference"
     limit = {
         "samples": f"{samples} per problem",
         "problems": problems,
         "seeds": f"{_many(budget.seeds, 'seed')} per method",
     }[budget.limit]
     if isnan(budget.detectable):
-        return f"inconclusive with {samples} on {problems}"
+        return f"{unclear} {samples} on {problems}"
     if budget.detectable >= 1:
-        return f"inconclusive with {limit}: too few to detect any gap"
+        return f"{unclear} {limit}: too few to detect any gap"
     points = 100 * budget.detectable
     about = f"{points:.0f} points" if points >= 1.5 else "1 point"
-    return f"inconclusive with {limit}, which detect gaps of about {about} or more"
+    return f"{unclear} {limit}, which detect gaps of about {about} or more"
 
 
 def _bounds(difference: Difference) -> str:

@@ -310,7 +310,8 @@ def config(tmp_path, **settings):
 def test_an_inert_schedule_is_refused_with_the_arithmetic_and_two_cures(tmp_path):
     with pytest.raises(ValueError, match="inert") as error:
         config(tmp_path, num_iterations=1, gradient_accumulation_steps=4)
-    for part in ("= 4 x 1 / 4)", "num_iterations to 2", "steps_per_generation to 8"):
+    once = "1 optimizer update (steps_per_generation x num_iterations"
+    for part in (once, "= 4 x 1 / 4)", "num_iterations to 2", "steps_per_generation to 8"):
         assert part in str(error.value)
     config(tmp_path, num_iterations=1, gradient_accumulation_steps=4, steps_per_generation=8)
     config(tmp_path, num_iterations=2, gradient_accumulation_steps=4)

@@ -26,7 +26,7 @@ from trustclip.engines.trl.upstream import FUSED_HEAD
 #: one pass over each prompt.
 FastPath = Literal["head", "decoder", "skipping", "sharing"]
 
-#: Prompts are shared unasked if they are at least this share of an update's tokens.
+#: Prompts are shared unasked if that saves at least this share of an update's tokens.
 _WORTH = 0.05
 
 #: The lengths of so many prompts decide.
@@ -71,10 +71,11 @@ def keep_states(trainer: Any) -> None:
     and taken twice: shared prompts are copied. On a GPU TRL's checkpoints stay.
     """
     args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
-    lengths, inner = _prompt_lengths(trainer), hidden.language_model(model)
-    if trainer.accelerator.device.type != "cpu" or not lengths or unlike_llama(model):
+    if trainer.accelerator.device.type != "cpu" or unlike_llama(model):
         return
-    longest = max(lengths) + trainer.max_completion_length
+    if not (lengths := _prompt_lengths(trainer)):
+        return
+    inner, longest = hidden.language_model(model), max(lengths) + trainer.max_completion_length
     tokens = args.per_device_train_batch_size * longest * trainer.accelerator.num_processes
     masks = 4 * tokens * trainer.max_completion_length * inner.config.num_hidden_layers
     needed, free = 2 * _kept(inner) * tokens + masks, psutil.virtual_memory().available

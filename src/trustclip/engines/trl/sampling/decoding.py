@@ -219,12 +219,12 @@ def _product(weight: Tensor, bias: Tensor | None = None) -> _Product:
 class _Layer:
     """Products and norms of a block; weights with the same input are one matrix."""
 
-    qkv: "_Product"
-    out: "_Product"
+    qkv: _Product
+    out: _Product
     q_norm: Tensor | None
     k_norm: Tensor | None
-    gate_up: "_Product"
-    down: "_Product"
+    gate_up: _Product
+    down: _Product
     before: Tensor
     after: Tensor
 

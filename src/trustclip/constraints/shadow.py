@@ -214,10 +214,11 @@ class WatchedWindow(Window):
         batch: TokenBatch,
         surrogate: Surrogate,
         method: Method | None = None,
+        kinds: bool = True,
         coefficient: Tensor | None = None,
     ) -> None:
         """Add one batch, the acting method's surrogate of it and its coefficients."""
-        super().add(batch, surrogate, method)
+        super().add(batch, surrogate, method, kinds)
         if coefficient is not None:
             self._shadows.add(batch, coefficient, surrogate.kept)
 

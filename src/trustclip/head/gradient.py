@@ -76,11 +76,13 @@ def gradients(head: Head, rows: Rows, needs: Sequence[bool]) -> tuple[Tensor | N
 def _sums(head: Head, rows: Rows, needs: Sequence[bool]) -> list[Tensor | None]:
     tokens, width = rows.hidden.shape
     shapes = ((tokens, width), (head.vocabulary, width), (head.vocabulary,))
-    hidden, weight, bias = sums = [
-        rows.hidden.new_zeros(shape, dtype=head.dtype) if need else None
-        for shape, need in zip(shapes, needs, strict=True)
-    ]
     blocks = list(head.blocks(tokens))
+    # The weight's is as large as the head: the first block writes it, and nothing fills it before.
+    start = (torch.zeros, torch.empty if blocks else torch.zeros, torch.zeros)
+    hidden, weight, bias = sums = [
+        of(shape, dtype=head.dtype, device=rows.hidden.device) if need else None
+        for of, shape, need in zip(start, shapes, needs, strict=True)
+    ]
     memory = Tile(head, blocks, head.dtype)
     for block in blocks:
         exact = rows.at(block)
@@ -101,7 +103,7 @@ def _sums(head: Head, rows: Rows, needs: Sequence[bool]) -> list[Tensor | None]:
             if hidden is not None:
                 add_product(hidden[block], tile, factor)
             if weight is not None:
-                add_product(weight[columns], tile.T, operand)
+                add_product(weight[columns], tile.T, operand, beta=float(block.start > 0))
             if bias is not None:
                 bias[columns] += tile.sum(dim=0, dtype=head.dtype)
     return sums

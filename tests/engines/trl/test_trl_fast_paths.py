@@ -4,6 +4,9 @@ import copy
 import datetime
 import decimal
 import logging
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -326,3 +329,17 @@ def test_states_are_kept_where_memory_allows_and_nobody_asked(
     trainer.train()
     assert trainer.model.is_gradient_checkpointing is on
     assert trainer.args.gradient_checkpointing is on
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems keep memory by other rules")
+@pytest.mark.parametrize("own", [{}, {"MALLOC_TRIM_THRESHOLD_": "131072"}], ids=["ours", "theirs"])
+def test_memory_of_an_update_is_kept_unless_the_user_has_rules_for_it(own):
+    """Pages that are made anew, seen by the system's own count."""
+    script = (
+        "import resource, torch; from trustclip.engines.trl.fast_paths import keep_memory\n"
+        "keep_memory(); torch.zeros(1 << 24); first = resource.getrusage(0).ru_minflt\n"
+        "torch.zeros(1 << 24); print(resource.getrusage(0).ru_minflt - first)"
+    )
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run([sys.executable, "-c", script], env=clean | own, capture_output=True)
+    assert (int(done.stdout) < 1000) == (not own), done.stderr

@@ -179,6 +179,6 @@ class _Observed(Recorded, GRPOTrainer):
         old = inputs.get("old_per_token_logps")
         batch = token_batch(inputs, logp, logp if old is None else old, 0, entropy=entropy)
         c, surrogate = gradient(self.method, batch)
-        self._windows[self._mode].add(batch, surrogate, self.method, c)
+        self._windows[self._mode].add(batch, surrogate, self.method, self._all_metrics, c)
         if self._mode == "train":
             self._record_loss(inputs, batch, surrogate, c, batch)

@@ -148,6 +148,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             raise ValueError(problem)
         self.method, self.metrics = args.constraint(), args.metrics
         self._phase: Generating | Training | None = None
+        self._inner: tuple[Any, Any] = None, None  # the model, and what is inside of its wrappers
         self._watch_with(args.watched())
         self._update = diagnostics.Window()  # of the update under way, for thresholds that adapt
         self._last_closed = 0  # update in which the gate last closed on a token
@@ -172,6 +173,8 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         self._likeliest = args.kept_candidates()
         if self.use_vllm and self._likeliest:
             returned.allow(self.vllm_generation, self._vllm_logprobs())
+        if self.accelerator.device.type == "cpu":
+            fast_paths.keep_memory()
         if args.checkpoints_unasked:
             fast_paths.keep_states(self)
         self._request = self._install_head()  # before the divergences, which use this head's scores
@@ -418,7 +421,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         if self.args.replay and further is not None:
             rollout = select(inputs[candidates.CANDIDATES[1]])
             logps, further = candidates.replay(logps, further, rollout)
-        unwrapped = self.accelerator.unwrap_model(self.model)
+        unwrapped = self._unwrapped()
         kl = self._watch.divergences(unwrapped, inputs, token_mask(inputs), new, rows)
         if rows is not None:
             logps, entropies = skipping.widen(inputs, rows, logps, entropies)
@@ -492,14 +495,17 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         assert phase.gate is not None
         batch, surrogate = phase.gate
         scored = batch if rows is None else only_what_matters(batch)
-        self._windows[self._mode].add(scored, surrogate, self.method, phase.coefficient)
+        window = self._windows[self._mode]
+        window.add(scored, surrogate, self.method, self._all_metrics, phase.coefficient)
         skipped = 0.0 if rows is None else 1 - len(rows) / len(batch.mask)
         if self.accelerator.num_processes > 1:  # one rank knows it without waiting for a GPU
             skipped = self.accelerator.gather(batch.logp.new_tensor(skipped)).mean().item()
         self._metrics[self._mode]["trustclip/skipped"].append(skipped)
         if self._mode == "train":
             if adapts(self.method):
-                self._update.add(batch, surrogate)  # of all tokens: nothing is skipped then
+                self._update.add(
+                    batch, surrogate, kinds=False
+                )  # of all tokens: nothing is skipped then
             self._record_loss(phase.inputs, batch, surrogate, phase.coefficient, scored)
 
     def _finish_update(self) -> None:
@@ -594,4 +600,9 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         """End training here if any rank was asked to; every rank calls it."""
 
     def _unwrapped(self) -> nn.Module:
-        return self.accelerator.unwrap_model(self.model)
+        outer, inner = self._inner
+        if (
+            outer is not self.model
+        ):  # accelerate looks for DeepSpeed at each call, for a millisecond
+            self._inner = outer, inner = self.model, self.accelerator.unwrap_model(self.model)
+        return inner

@@ -138,6 +138,11 @@ class Recorded:
         """Whether another program than this one samples."""
         return bool(self.use_vllm or self.rollout_func)
 
+    @property
+    def _all_metrics(self) -> bool:
+        """Whether metrics beside `BRIEF` are read."""
+        return self.recorder is not None or self.metrics == "full"
+
     def _watch_with(self, shadows: list[Method]) -> None:
         self._shadows = shadows
         self._windows = {mode: WatchedWindow(shadows) for mode in ("train", "eval")}
@@ -244,7 +249,7 @@ class Recorded:
         mode = self._mode
         window, self._windows[mode] = self._windows[mode], WatchedWindow(self._shadows)
         summary = window.read(self._sum)
-        if self.recorder is None and self.metrics != "full":
+        if not self._all_metrics:
             shown = BRIEF | BRIEF_OF_SAMPLER if self._sampler_apart else BRIEF
             logged = {k: v for k, v in summary.items() if k in shown or k.startswith(_ASKED_FOR)}
         else:

@@ -170,10 +170,11 @@ class Decoder:
         queries, groups, width = self._heads
         # [rows, queries + 2 groups, tokens, width]
         mixed = layer.qkv(x).view(rows, tokens, -1, width).transpose(1, 2)
-        q, k, v = mixed.split([queries, groups, groups], dim=1)
+        both, v = mixed.split([queries + groups, groups], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
-        q, k = _rotate(q, turn), _rotate(k, turn)
+            q, k = both.split([queries, groups], dim=1)
+            both = torch.cat([self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)], dim=1)
+        q, k = _rotate(both, turn).split([queries, groups], dim=1)
         end = cache.length + tokens
         memory[0][:, :, cache.length : end] = k
         memory[1][:, :, cache.length : end] = v
@@ -260,13 +261,16 @@ class _Cache:
         return _Cache(self.memory[:, :, index], self.padding[index], self.length)
 
     def turn(self, tokens: int, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the rotary angles of new tokens. [rows or 1, 1, tokens, width]."""
+        """Cosines of the rotary angles of new tokens, and their sines with the signs of `_rotate`.
+
+        Both [rows or 1, 1, tokens, width].
+        """
         # Without padding all rows share their positions, and one row of angles serves all.
         padding = self.padding if self.padding.any() else self.padding[:1]
         place = torch.arange(self.length, self.length + tokens) - padding[:, None]  # [rows, tokens]
-        angle = place[..., None] * frequencies  # [rows, tokens, width / 2]
-        angle = torch.cat([angle, angle], dim=-1)[:, None]
-        return angle.cos(), angle.sin()
+        angle = place[:, None, :, None] * frequencies  # [rows, 1, tokens, width / 2]
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
     def mask(self, tokens: int) -> Tensor | None:
         """Which keys each new token attends to; None if no prompt is padded."""
@@ -334,7 +338,6 @@ class _Batch:
 
 
 def _rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary position embedding."""
+    """Rotary position embedding: of the halves (a, b) of each vector, (a c - b s, b c + a s)."""
     cos, sin = turn
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin

@@ -15,14 +15,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from trustclip.constraints.masked import widen
-
 #: The name under which Transformers finds `attention`.
 ATTENTION = "trustclip_shared_prompts"
-
-#: Most keys for which a CPU writes out the weights of attention: they are smaller than a layer's
-#: other states, and PyTorch's kernel takes longer backward, in bfloat16 three times as long.
-_FEW = 128
 
 
 @dataclass(frozen=True)
@@ -106,22 +100,8 @@ def _attend(
         return x.index_select(0, places.flatten()).unflatten(0, places.shape).transpose(1, 2)
 
     qkv = (at(q, queries), at(k, keys), at(v, keys))
-    if q.device.type == "cpu" and keys.shape[1] <= _FEW:
-        return _written_out(*qkv, sees, scale).transpose(1, 2)
     y = F.scaled_dot_product_attention(*qkv, sees, scale=scale, enable_gqa=True)
     return y.transpose(1, 2)
-
-
-@torch.autocast("cpu", enabled=False)
-def _written_out(q: Tensor, k: Tensor, v: Tensor, sees: Tensor, scale: Any) -> Tensor:
-    """Attention by its definition, in float32 at least; [rows, heads, time, width]."""
-    groups, width = k.shape[1], q.shape[3]
-    # The queries of a group are further positions, so that no key is repeated.
-    scaled = (widen(q) * (scale or width**-0.5)).reshape(len(q), groups, -1, width)
-    z = (scaled @ widen(k).mT).view(*q.shape[:3], -1)  # [rows, heads, time, keys]
-    hidden = torch.zeros_like(sees, dtype=z.dtype).masked_fill_(~sees, -torch.inf)
-    weights = (z + hidden).softmax(dim=-1).view(len(q), groups, -1, k.shape[2])
-    return (weights @ widen(v)).view(q.shape).to(q.dtype)
 
 
 def attention(

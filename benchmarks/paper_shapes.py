@@ -41,8 +41,9 @@ def predicted(folder: str, length: int) -> str:
     flags = [f"--rl.{k.replace('_', '-')}={v}" for k, v in TABLE_4.items()]
     recipe = Path(folder) / "recipe.yaml"
     recipe.write_text(
-        f"name: shapes\nmodel: {folder}\noutput_dir: {folder}/run\nrl: {{dataset: arithmetic, "
-        f"lora_r: 32, lora_alpha: 64, max_steps: 2, max_completion_length: {length}}}\n",
+        f"name: shapes\nmodel: {folder}\noutput_dir: {folder}/run\ndtype: bfloat16\n"
+        "rl: {dataset: arithmetic, trl: {bf16: true}, lora_r: 32, lora_alpha: 64, max_steps: 2, "
+        f"max_completion_length: {length}}}\n",
         encoding="utf-8",
     )
     command = [sys.executable, "-m", "trustclip", "run", str(recipe), "--dry-run"]

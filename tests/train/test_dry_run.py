@@ -9,6 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from trustclip.train.preflight import longest as preflight
 from trustclip.train.preflight.dry_run import dry_run, plan
 from trustclip.train.preflight.longest import longest, weights_of
 from trustclip.train.problems.problem import Problem
@@ -107,6 +108,19 @@ def config_folder(folder, **numbers):
     Qwen3Config(**numbers).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return str(folder)
+
+
+def test_minutes_follow_from_the_rate_of_this_machine(tmp_path, monkeypatch):
+    """Four operations a token and weight for sampling and scoring, six in each of two updates."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    monkeypatch.setattr(preflight, "_rate", lambda *_: 1e9)
+    monkeypatch.setattr(preflight, "weights_of", lambda _: 10**9)
+    made, out = recipe(tmp_path / "run", lora_r=8), io.StringIO()
+    preflight.run_longest(made, Console(file=out, width=200), preflight.Longest((), 36))
+    update = made.rl.per_device_train_batch_size * made.rl.gradient_accumulation_steps
+    tokens = (4 * made.rl.samples + 12 * update) * (36 + made.rl.max_completion_length)
+    assert f"about {tokens / 0.5 / 60:.0f} minutes and more than 3.7 GiB" in out.getvalue()
 
 
 def test_a_large_model_on_a_cpu_is_planned_and_not_run(tmp_path):

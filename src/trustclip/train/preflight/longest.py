@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import math
 import resource
 import sys
 import tempfile
@@ -24,9 +25,9 @@ from trustclip.train.tiny import BUILT_IN, tiny_model
 
 #: On a CPU the longest batch is run only if it is expected to take less, in seconds.
 PATIENCE = 120.0
-#: Assumed for one CPU core: floating-point operations per second, as measured with SmolLM2 (an AMD
-#: EPYC with AVX-512): an order of magnitude elsewhere, which distinguishes minutes from hours.
-CORE_FLOPS = 8e10
+#: Share of a bare product's rate that sampling and updates reach together, as measured with SmolLM2
+#: (benchmarks/RESULTS.md): good to a factor of two, which tells minutes from hours.
+_REACHED = 0.5
 
 
 @dataclass(frozen=True)
@@ -105,12 +106,14 @@ def run_longest(recipe: Recipe, console: Console, hardest: Longest) -> int:
 def _too_much(recipe: Recipe, hardest: Longest) -> str | None:
     """Reason not to run the longest batch on this CPU; None to run it."""
     import psutil
-    import torch
+
+    from trustclip.train.models import precision
 
     config, _ = model_shape(recipe.model, recipe.rl.style)
     weights = weights_of(config)
-    # In float32: the weights, and where all are trained their gradients and two moments.
-    least, free = weights * (4 if recipe.rl.lora_r else 16), psutil.virtual_memory().available
+    # The weights, and where all are trained their gradients and two moments.
+    size = precision(recipe.dtype).itemsize * (1 if recipe.rl.lora_r else 4)
+    least, free = weights * size, psutil.virtual_memory().available
     if least > free:
         return f"It needs more than {readable(least)}, and {readable(free)} are free."
     settings = recipe.rl
@@ -118,10 +121,29 @@ def _too_much(recipe: Recipe, hardest: Longest) -> str | None:
     update = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
     # Two operations per weight and token forward, four backward.
     tokens = (4 * settings.samples + 2 * 6 * update) * length
-    seconds = weights * tokens / (CORE_FLOPS * torch.get_num_threads())
+    seconds = weights * tokens / (_REACHED * _rate(recipe, config.hidden_size))
     if seconds <= PATIENCE:
         return None
-    return f"On this CPU it would take about {seconds / 60:.0f} minutes; run it on a GPU."
+    return (
+        f"On this CPU it would take about {seconds / 60:.0f} minutes and more than "
+        f"{readable(least)}; run it on a GPU."
+    )
+
+
+def _rate(recipe: Recipe, width: int) -> float:
+    """Operations per second of a matrix product of a recipe's width and precision, measured now."""
+    import torch
+
+    from trustclip.train.models import precision
+
+    rounds = precision(recipe.dtype) == torch.bfloat16 or recipe.rl.trl.get("bf16")
+    x, w = (torch.ones(n, width, dtype=torch.bfloat16 if rounds else None) for n in (256, width))
+    best = math.inf
+    for _ in range(3):
+        start = time.perf_counter()
+        torch.mm(x, w.T)
+        best = min(best, time.perf_counter() - start)
+    return 2 * 256 * width**2 / best
 
 
 def weights_of(config: Any) -> int:

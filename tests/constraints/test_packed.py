@@ -102,24 +102,25 @@ def test_levels_and_aggregations_of_any_lengths(
     torch.testing.assert_close(packed.value, padded.value, rtol=1e-12, atol=1e-15)
 
 
-def test_cumulative_lengths_and_one_number_for_each_sequence() -> None:
+def test_one_number_for_each_sequence_and_the_packed_order() -> None:
     torch.manual_seed(1)
     logp, old = torch.randn(2, 6)
     groups, advantages = torch.tensor([3, 3, 4]), torch.tensor([1.0, -1.0, 2.0])
-    by_length = tc.TokenBatch.packed(
-        logp, old, advantages, lengths=torch.tensor([3, 1, 2]), groups=groups
+    lengths = torch.tensor([0, 3, 4, 6], dtype=torch.int32).diff()
+    short = tc.TokenBatch.packed(logp, old, advantages, lengths=lengths, groups=groups)
+    long = tc.TokenBatch.packed(
+        logp,
+        old,
+        advantages.repeat_interleave(lengths),
+        lengths=lengths,
+        groups=groups.repeat_interleave(lengths),
     )
-    by_end = tc.TokenBatch.packed(
-        logp, old, advantages.repeat_interleave(torch.tensor([3, 1, 2])),
-        cumulative=torch.tensor([0, 3, 4, 6], dtype=torch.int32),
-        groups=groups.repeat_interleave(torch.tensor([3, 1, 2])),
-    )  # fmt: skip
     for name in ("logp", "logp_old", "advantages", "mask", "groups"):
-        assert torch.equal(getattr(by_length, name), getattr(by_end, name)), name
-    assert by_end.logp.shape == (3, 3)
-    assert torch.equal(by_end.pack(by_end.logp), logp)
+        assert torch.equal(getattr(short, name), getattr(long, name)), name
+    assert short.logp.shape == (3, 3)
+    assert torch.equal(short.pack(short.logp), logp)
     # What is computed from a batch can be packed, too; a batch that was padded cannot.
-    assert by_end.pack(tc.coefficient("atr", by_end)).shape == (6,)
+    assert short.pack(tc.coefficient("atr", short)).shape == (6,)
     plain = tc.TokenBatch(logp[None], old[None], torch.ones(1, 6), torch.ones(1, 6).bool())
     with pytest.raises(ValueError, match=r"was not packed: see TokenBatch\.packed"):
         plain.pack(plain.logp)
@@ -138,16 +139,12 @@ def test_a_number_that_is_not_finite_stays_in_its_sequence() -> None:
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [
-        ({}, "one of them"),
-        ({"lengths": torch.tensor([4]), "cumulative": torch.tensor([0, 4])}, "one of them"),
+        ({}, "lengths"),
         ({"lengths": torch.tensor([2, 3])}, "add up to the number of tokens, 4, got 5 of 2"),
-        ({"lengths": torch.tensor([5, -1])}, "not be negative, got -1"),
+        ({"lengths": torch.tensor([5, -1])}, "0 or more .* the shortest has -1"),
         ({"lengths": torch.tensor([2.0, 2.0])}, "integers with one dimension, got torch.float32"),
         ({"lengths": torch.tensor([[2, 2]])}, r"integers with one dimension, got torch.int64 \["),
         ({"lengths": [2, 2]}, "integers with one dimension, got list"),
-        ({"cumulative": torch.tensor([2, 4])}, "rise from 0 to the number of tokens, 4"),
-        ({"cumulative": torch.tensor([0, 3, 2, 4])}, "rise from 0"),
-        ({"cumulative": torch.tensor([0, 2, 3])}, r"rise from 0 .* ends with \[3\]"),
         ({"lengths": torch.tensor([2, 2]), "entropy": torch.ones(3)}, r"`entropy` must be \[4\]"),
         ({"lengths": torch.tensor([2, 2]), "groups": torch.ones(2)}, "`groups` must be int64"),
         ({"lengths": torch.tensor([2, 2]), "keys": 3}, "`keys` must be a torch tensor"),

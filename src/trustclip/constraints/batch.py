@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trustclip.constraints.candidates import Candidates
 from trustclip.constraints.masked import choose, widen, zero_masked
-from trustclip.constraints.packing import Packing
+from trustclip.constraints.packing import pad, places
 
 #: Log-ratio bounds: one pair of numbers, or tensors with a pair for every token.
 LogBounds = tuple[Tensor | float, Tensor | float]
@@ -105,7 +105,7 @@ class TokenBatch:
         for ``centered`` and the metrics ``drift/*``; see `Candidates`.
       statistics: numbers measured over more tokens than this batch holds, by name; see
         `Method.statistics`.
-      packing: where the tokens stood in the packed sequences; set by `packed`.
+      packing: True where a position holds a token of the packed sequences; set by `packed`.
       density: whether the log-probabilities are log-densities of continuous actions.
 
     Raises:
@@ -140,7 +140,7 @@ class TokenBatch:
     lag: Tensor | None = field(default=None, kw_only=True)
     candidates: Candidates | None = field(default=None, kw_only=True)
     statistics: Mapping[str, Tensor] | None = field(default=None, kw_only=True)
-    packing: Packing | None = field(default=None, kw_only=True)
+    packing: Tensor | None = field(default=None, kw_only=True)
     density: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -176,8 +176,8 @@ class TokenBatch:
         logp_old: Tensor,
         advantages: Tensor,
         mask: Tensor | None = None,
-        lengths: Tensor | None = None,
-        cumulative: Tensor | None = None,
+        *,
+        lengths: Tensor,
         **optional: Any,
     ) -> Self:
         """The batch of sequences that stand one after another, without padding.
@@ -191,9 +191,8 @@ class TokenBatch:
           logp_old: Shape [tokens].
           advantages: Shape [tokens], or [batch] for one of each sequence.
           mask: True where the token counts, False for prompts, say; all when None. Shape [tokens].
-          lengths: tokens of each sequence. Integers, shape [batch].
-          cumulative: in place of it, the cumulative lengths from 0, as kernels of attention take
-            them (``cu_seqlens``). Integers, shape [batch + 1].
+          lengths: tokens of each sequence; ``cu_seqlens.diff()`` where there are cumulative ones,
+            as kernels of attention take them. Integers, shape [batch].
           **optional: the other fields, each [tokens], or [batch] for one of each sequence;
             ``candidates`` are [1, tokens, candidates].
 
@@ -213,17 +212,17 @@ class TokenBatch:
         _check_tensor("logp", logp)
         if logp.dim() != 1:
             raise ValueError(f"packed `logp` must be [tokens], got shape {tuple(logp.shape)}.")
-        packing = Packing.of(len(logp), lengths, cumulative)
+        where, tokens = places(lengths, len(logp)), len(logp)
         mask = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask
         required = zip(_REQUIRED, (logp, logp_old, advantages, mask), strict=True)
         arguments = {**dict(required), **{k: v for k, v in optional.items() if v is not None}}
         apart = {k: arguments.pop(k) for k in ("statistics", "density") if k in arguments}
         if isinstance(candidates := arguments.pop("candidates", None), Candidates):
-            candidates = candidates.map(packing.pad_candidates)
+            candidates = candidates.map(lambda x: pad("candidates", x.squeeze(0), where, tokens))
         for name, value in arguments.items():
             _check_tensor(name, value)
-            arguments[name] = packing.pad(name, value)
-        return cls(**arguments, **apart, packing=packing, candidates=candidates)
+            arguments[name] = pad(name, value, where, tokens)
+        return cls(**arguments, **apart, packing=where.to(logp.device), candidates=candidates)
 
     def pack(self, x: Tensor) -> Tensor:
         """Values of each token, of a loss or of a gate, in the packed order. Shape [tokens].
@@ -233,7 +232,7 @@ class TokenBatch:
         """
         if self.packing is None:
             raise ValueError("this batch was not packed: see TokenBatch.packed.")
-        return self.packing.pack(x)
+        return x[self.packing.to(x.device)]
 
     def not_logarithms(self) -> str | None:
         """A sentence about the first field of log-probabilities with a number above 0.5, or None.

@@ -5,7 +5,7 @@ from torch import Tensor
 
 #: Largest exponent that `safe_exp` raises e to: e^40 is above any ratio that still means something,
 #: and finite in float32 when it is squared, or multiplied by two weights of e^20, the largest in
-#: `trustclip.constraints.rejection`. Gates never see this limit: they compare log-ratios.
+#: `trustclip.methods.sampler`. Gates never see this limit: they compare log-ratios.
 MAX_LOG_RATIO = 40.0
 
 

@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-from trustclip.constraints import rejection
 from trustclip.constraints.base import AboveOne, UpToOne, definition
 from trustclip.constraints.compose import Choice, corrected_twins
 from trustclip.constraints.registry import Part
@@ -60,7 +59,7 @@ class IcePop(Choice):
     inner: Part = ATR()
     floor: UpToOne | None = 0.5
     ceiling: AboveOne = 5.0
-    level: rejection.Spread = "token"
+    level: Literal["token", "sequence", "geometric"] = "token"
     policy: Literal["old", "new"] = "old"
 
     @property

@@ -1,17 +1,37 @@
 """A mask against the sampler, apart from the weight: every engine's correction in one method."""
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from trustclip.constraints import rejection
+from trustclip.constraints import divergences, levels
 from trustclip.constraints.base import Number, Positive, Trait, definition, spans
 from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.compose import Weighted
+from trustclip.constraints.masked import safe_exp, safe_expm1
 from trustclip.constraints.registry import Part
 from trustclip.methods.clip import Clip
+
+#: Logarithm of the largest weight, as in verl.
+_LARGEST = 20.0
+
+#: Each measure, of the log-probabilities of two policies, the one in the numerator first. The ratio
+#: is compared as its logarithm.
+_MEASURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "ratio": lambda p, q: p - q,
+    "k1": lambda p, q: divergences.k1(p - q),
+    "k2": lambda p, q: divergences.k2(p - q),
+    "k3": lambda p, q: divergences.k3(p - q),
+    "tv": lambda p, q: safe_expm1(p - q).abs(),
+    "exp_abs": lambda p, q: safe_exp((p - q).abs()),
+    "probability": lambda p, q: p.exp() - q.exp(),
+    "binary_kl": lambda p, q: torch.maximum(
+        divergences.binary_kl_old_new(p, q), divergences.binary_kl_old_new(q, p)
+    ),
+}
 
 
 @definition
@@ -83,8 +103,10 @@ class Sampler(Weighted):
     """
 
     inner: Part = Clip()
-    measure: rejection.Measure = "ratio"
-    between: rejection.Between = "old_rollout"
+    measure: Literal[
+        "ratio", "k1", "k2", "k3", "tv", "exp_abs", "probability", "binary_kl", "kl_old_new"
+    ] = "ratio"
+    between: Literal["old_rollout", "new_rollout", "new_old"] = "old_rollout"
     level: Literal["token", "turn", "sequence"] = "token"
     reduction: Literal["mean", "sum", "max"] = "mean"
     floor: Number | None = None
@@ -120,22 +142,19 @@ class Sampler(Weighted):
                     f"is {same:g}: every such token would be dropped"
                     + ("." if name == "ceiling" or least < same else "; it takes a ceiling alone.")
                 )
-        if self.weigh_by == "none" and self._bounds == (None, None):
+        if self.weigh_by == "none" and not self._masks:
             raise ValueError("nothing masks and nothing weighs: give a bound or `weigh_by`.")
 
     @property
-    def _bounds(self) -> tuple[float | None, float | None]:
-        return self.floor, self.ceiling
-
-    @property
     def _masks(self) -> bool:
-        return self._bounds != (None, None)
+        return (self.floor, self.ceiling) != (None, None)
 
     @property
     def requires(self) -> tuple[str, ...]:
-        mask = rejection.fields(self.between, self.measure) if self._masks else ()
-        weight = () if self.weigh_by == "none" else ("logp_rollout",)
-        return tuple(dict.fromkeys((*super().requires, *mask, *weight)))
+        masks_by_sampler = self._masks and self.between != "new_old"
+        sampler = ("logp_rollout",) if masks_by_sampler or self.weigh_by != "none" else ()
+        exact = ("kl_old_new",) if self._masks and self.measure == "kl_old_new" else ()
+        return tuple(dict.fromkeys((*super().requires, *exact, *sampler)))
 
     @property
     def traits(self) -> Trait:
@@ -153,19 +172,38 @@ class Sampler(Weighted):
         return traits | (Trait.WEIGHS_OLD_POLICY if pairs == {"old_rollout"} else Trait(0))
 
     def weight(self, batch: TokenBatch) -> Tensor:
-        weight = batch.logp_old.new_ones(()).expand_as(batch.logp_old)
+        weight = torch.ones_like(batch.logp_old)  # [batch, time], as everything here
         if self.weigh_by != "none":
-            pair: rejection.Between = "old_rollout" if self.weigh_of == "old" else "new_rollout"
-            bounds = self.weight_floor, self.weight_ceiling
-            weight = rejection.importance(batch, pair, self.weigh_by, bounds)
+            numerator, sampler = _policies(batch, f"{self.weigh_of}_rollout")
+            level = "token" if self.weigh_by == "token" else "sequence"
+            reduction = "mean" if self.weigh_by == "geometric" else "sum"
+            x = levels.reduce(level, reduction, numerator - sampler, batch.mask)
+            largest = self.weight_ceiling
+            weight = safe_exp(x.clamp(max=_LARGEST)).clamp(self.weight_floor or 0.0, largest)
         if not self._masks:
             return weight
-        values = rejection.measurement(batch, self.between, self.measure)
-        bounds = rejection.log_bounds(*self._bounds) if self.measure == "ratio" else self._bounds
-        kept = rejection.within(batch, values, self.level, self.reduction, bounds)
-        spared = torch.zeros_like(batch.mask)
+        policies = _policies(batch, self.between)
+        if self.measure == "kl_old_new":
+            tokens = batch.given("kl_old_new").detach()
+        else:
+            tokens = _MEASURES[self.measure](*policies)
+        value = levels.reduce(self.level, self.reduction, tokens, batch.mask)
+        in_unit = math.log if self.measure == "ratio" else float
+        low = -math.inf if self.floor is None else in_unit(self.floor)
+        high = math.inf if self.ceiling is None else in_unit(self.ceiling)
+        kept = (low <= value) & (value <= high)
         if self.only == "negative":
-            spared = spared | (batch.advantages >= 0)
+            kept = kept | (batch.advantages >= 0)
         if self.side == "away":
-            spared = spared | (batch.advantages * rejection.log_ratio(batch, self.between) <= 0)
-        return weight * torch.where(spared & ~kept.isnan(), 1.0, kept)
+            kept = kept | (batch.advantages * (policies[0] - policies[1]) <= 0)
+        return weight * torch.where(value.isnan(), torch.nan, kept.to(value.dtype))
+
+
+def _policies(batch: TokenBatch, between: str) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of two policies, nats, without gradient; each [batch, time].
+
+    Where the sampler gave none, they are the old policy's.
+    """
+    numerator = batch.logp_old if between == "old_rollout" else batch.logp.detach()
+    anchor = "old" if between == "new_old" else "rollout"
+    return numerator, batch.against(anchor).logp_old

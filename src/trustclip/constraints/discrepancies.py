@@ -1,5 +1,6 @@
 """What is different between the gradient of a loss and that of a method, in sentences."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -60,50 +61,30 @@ class Compared(NamedTuple):
     wrong: Tensor  # where they differ
 
 
-class _Wrong(NamedTuple):
-    """The tokens that differ, of all batches. Each tensor [tokens]."""
-
-    case: Tensor  # number of the batch
-    row: Tensor
-    place: Tensor
-    half: Tensor  # whether the batch is in half precision
-    masked: Tensor
-    log_ratio: Tensor
-    sampler: Tensor  # log-ratio old / sampler
-    sequence: Tensor  # its sum over the sequence
-    logp: Tensor
-    logp_old: Tensor
-    advantages: Tensor
-    ours: Tensor
-    theirs: Tensor
-
-    @classmethod
-    def of(cls, compared: Sequence[Compared]) -> "_Wrong":
-        parts = []
-        for number, (case, ours, theirs, wrong) in enumerate(compared):
-            given, mask = case.given, case.batch.mask
-            row, place = wrong.nonzero().unbind(dim=1)
-            sampler = case.batch.rollout_log_ratio  # 0 where the sampler gave no number
-            sequence = sequence_sum(sampler, mask)[:, None].expand_as(sampler)
-            numbers = (
-                torch.full_like(mask, case.dtype != torch.float32),
-                ~mask,
-                given["logp"] - given["logp_old"],
-                sampler,
-                sequence,
-                given["logp"],
-                given["logp_old"],
-                given["advantages"],
-                ours,
-                theirs,
-            )
-            own = [x.detach()[wrong] for x in numbers]
-            parts.append((torch.full_like(row, number), row, place, *own))
-        return cls(*(torch.cat(some) for some in zip(*parts, strict=True)))
-
-    @property
-    def quotient(self) -> Tensor:
-        return self.theirs / self.ours
+def _wrong(compared: Sequence[Compared]) -> dict[str, Tensor]:
+    """What is known of the tokens that differ, of all batches, by name. Each [tokens]."""
+    parts = []
+    for number, (case, ours, theirs, _) in enumerate(compared):
+        given, mask = case.given, case.batch.mask  # [batch, time], as all of a part
+        row, place = torch.meshgrid(*map(torch.arange, mask.shape), indexing="ij")
+        sampler = case.batch.rollout_log_ratio  # old / sampler; 0 where the sampler gave no number
+        parts.append(
+            {
+                **{"case": torch.full_like(row, number), "row": row, "place": place},
+                "half": torch.full_like(mask, case.dtype != torch.float32),
+                "masked": ~mask,
+                "log_ratio": given["logp"] - given["logp_old"],
+                "sampler": sampler,
+                "sequence": sequence_sum(sampler, mask)[:, None].expand_as(sampler),
+                **{name: given[name] for name in ("logp", "logp_old", "advantages")},
+                **{"ours": ours, "theirs": theirs, "quotient": theirs / ours},
+            }
+        )
+    pairs = [*zip(parts, compared, strict=True)]
+    return {
+        name: torch.cat([part[name].detach()[one.wrong] for part, one in pairs])
+        for name in parts[0]
+    }
 
 
 #: A cause, what to say of it, and the tokens that it explains.
@@ -112,8 +93,8 @@ _Explanation = tuple[str, str, Tensor]
 
 def differences(compared: Sequence[Compared]) -> Iterator[Difference]:
     """What is different, each cause once, that of the most tokens first."""
-    wrong = _Wrong.of(compared)
-    left, found = torch.ones_like(wrong.masked), [*_plain(wrong)]
+    wrong = _wrong(compared)
+    left, found = torch.ones_like(wrong["masked"]), [*_plain(wrong)]
     for _, _, where in found:
         left = left & ~where
     if left.any():
@@ -124,40 +105,25 @@ def differences(compared: Sequence[Compared]) -> Iterator[Difference]:
             found.append(("unexplained", _UNEXPLAINED, left))
     for cause, verdict, where in sorted(found, key=lambda one: -int(one[2].sum())):
         if where.any():
-            yield _shown(cause, verdict, where, wrong, compared)
+            first = {name: x[where][0].item() for name, x in wrong.items()}
+            place = compared[int(first["case"])].case.name, int(first["row"]), int(first["place"])
+            ratio, p_old = math.exp(first["log_ratio"]), math.exp(first["logp_old"])
+            numbers = ratio, p_old, *(first[name] for name in ("advantages", "ours", "theirs"))
+            yield Difference(cause, verdict, int(where.sum()), place, numbers)
 
 
-def _shown(
-    cause: str, verdict: str, where: Tensor, wrong: _Wrong, compared: Sequence[Compared]
-) -> Difference:
-    """A difference with the first token that shows it."""
-    first = int(where.nonzero()[0])
-    numbers = (wrong.log_ratio.exp(), wrong.logp_old.exp(), wrong.advantages)
-    return Difference(
-        cause,
-        verdict,
-        int(where.sum()),
-        (
-            compared[int(wrong.case[first])].case.name,
-            int(wrong.row[first]),
-            int(wrong.place[first]),
-        ),
-        tuple(float(x[first]) for x in (*numbers, wrong.ours, wrong.theirs)),
-    )
-
-
-def _plain(wrong: _Wrong) -> Iterator[_Explanation]:
+def _plain(wrong: dict[str, Tensor]) -> Iterator[_Explanation]:
     """What shows at a token by itself; no two of them share one."""
-    left = torch.ones_like(wrong.masked)
-    rounded = wrong.half & ((wrong.quotient - 1).abs() < _ROUNDED)
+    left = torch.ones_like(wrong["masked"])
+    rounded = wrong["half"] & ((wrong["quotient"] - 1).abs() < _ROUNDED)
     for cause, verdict, among in (
-        ("mask", "Masked tokens have a gradient", wrong.masked),
-        ("finite", "The gradient is not finite", ~wrong.theirs.isfinite()),
-        ("advantage", "A token without advantage has a gradient", wrong.advantages == 0),
+        ("mask", "Masked tokens have a gradient", wrong["masked"]),
+        ("finite", "The gradient is not finite", ~wrong["theirs"].isfinite()),
+        ("advantage", "A token without advantage has a gradient", wrong["advantages"] == 0),
         ("gate", "The gate is another one: the loss keeps tokens that the method cuts",
-         wrong.ours == 0),
+         wrong["ours"] == 0),
         ("gate", "The gate is another one: the loss cuts tokens that the method keeps",
-         wrong.theirs == 0),
+         wrong["theirs"] == 0),
         ("rounding", "The loss is computed in bfloat16, and rounded: widen its input to float32",
          rounded),
     ):  # fmt: skip
@@ -165,24 +131,24 @@ def _plain(wrong: _Wrong) -> Iterator[_Explanation]:
         left = left & ~among
 
 
-def _quotients(wrong: _Wrong, among: Tensor) -> Iterator[_Explanation]:
+def _quotients(wrong: dict[str, Tensor], among: Tensor) -> Iterator[_Explanation]:
     """Why two coefficients that are not 0 differ, by what their quotient is."""
-    q = torch.where(among, wrong.quotient, 1.0)
+    q = torch.where(among, wrong["quotient"], 1.0)
 
     def close(predicted: Tensor) -> Tensor:
         return among & ((q / predicted - 1).abs() < _EXPLAINED)
 
     text = "At ratio 1 half of the gradient is lost: a `min` or `max` ties with a constant branch"
-    yield "tie", text, close(torch.full_like(q, 0.5)) & (wrong.log_ratio.abs() < 1e-6)
+    yield "tie", text, close(torch.full_like(q, 0.5)) & (wrong["log_ratio"].abs() < 1e-6)
     yield from _normalisers(wrong, q, among)
     yield "sign", "The sign is wrong: the loss goes against the advantage", among & (q < 0)
     text = "A weight is not detached: the loss has its derivative, too"
-    yield "weight", text, close(1 + wrong.logp)
-    ours, theirs = ((c / wrong.advantages).abs() for c in (wrong.ours, wrong.theirs))
+    yield "weight", text, close(1 + wrong["logp"])
+    ours, theirs = ((c / wrong["advantages"]).abs() for c in (wrong["ours"], wrong["theirs"]))
     weights = {
-        "sampler's weight": wrong.sampler.exp(),
-        "sampler's weight of the sequence": wrong.sequence.exp(),
-        "ratio": wrong.log_ratio.exp(),
+        "sampler's weight": wrong["sampler"].exp(),
+        "sampler's weight of the sequence": wrong["sequence"].exp(),
+        "ratio": wrong["log_ratio"].exp(),
     }
     pairs = {name: (weight, weight) for name, weight in weights.items()}
     for name, (own, its) in {**pairs, "whole coefficient": (ours, theirs)}.items():
@@ -197,11 +163,11 @@ def _quotients(wrong: _Wrong, among: Tensor) -> Iterator[_Explanation]:
             yield "weight", f"A weight is {verb}: the {name}", here & (weight != 1)
 
 
-def _normalisers(wrong: _Wrong, q: Tensor, among: Tensor) -> Iterator[_Explanation]:
+def _normalisers(wrong: dict[str, Tensor], q: Tensor, among: Tensor) -> Iterator[_Explanation]:
     """Quotients that are one number in each batch, or in each sequence."""
-    sequence = wrong.case * (1 + wrong.row.max()) + wrong.row
+    sequence = wrong["case"] * (1 + wrong["row"].max()) + wrong["row"]
     for groups, text in (
-        (wrong.case, "The loss is divided by another number in some batches"),
+        (wrong["case"], "The loss is divided by another number in some batches"),
         (sequence, "Sequences weigh otherwise: the loss divides each by another number"),
     ):
         constant = torch.zeros_like(among)

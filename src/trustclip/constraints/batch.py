@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trustclip.constraints.candidates import Candidates
 from trustclip.constraints.masked import choose, widen, zero_masked
-from trustclip.constraints.packing import pad, places
+from trustclip.constraints.tensors import check_tensor, described, pad, places
 
 #: Log-ratio bounds: one pair of numbers, or tensors with a pair for every token.
 LogBounds = tuple[Tensor | float, Tensor | float]
@@ -36,6 +36,9 @@ _WITH_GRADIENT = ("logp", "kl_old_new", "kl_new_old")
 
 #: These fields are log-probabilities of the sampled token.
 _LOGPS = ("logp", "logp_old", "logp_rollout", "logp_ref")
+
+#: Kinds of the other fields.
+_KINDS = {"mask": "bool", "groups": "int64", "keys": "int64", "lag": "int64"}
 
 #: A log-probability above this is no rounding: a logit of up to 128 less a logsumexp in bfloat16 is
 #: above 0 by at most 0.25. Of losses, probabilities or logits in place of log-probabilities nearly
@@ -144,19 +147,24 @@ class TokenBatch:
     density: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        _check_tensor("logp", self.logp)
-        if self.logp.dim() != 2:
-            raise ValueError(f"`logp` must be [batch, time], got shape {tuple(self.logp.shape)}.")
+        if not isinstance(self.logp, Tensor) or self.logp.dim() != 2:
+            raise ValueError(f"`logp` must be [batch, time], got {described(self.logp)}.")
         for name in (*_REQUIRED, *SUPPLIERS):
-            if name in _REQUIRED or getattr(self, name) is not None:
-                _check_field(name, getattr(self, name), self.logp.shape)
+            value = getattr(self, name)
+            if name != "candidates" and (name in _REQUIRED or value is not None):
+                check_tensor(name, value, _KINDS.get(name, "floating point"), self.logp.shape)
         # Set once, here: a frozen dataclass whose fields are wide, detached and masked already.
         values = {name: widen(v) for name in FLOATS if (v := getattr(self, name)) is not None}
-        if self.candidates is None:
-            broken = torch.zeros_like(values["logp"])
-        else:
-            broken = choose(self.candidates.broken, torch.nan, 0.0, values["logp"])
-            object.__setattr__(self, "candidates", self.candidates.prepared(self.mask))
+        broken = torch.zeros_like(values["logp"])
+        if (among := self.candidates) is not None:
+            own = among.logp if isinstance(among, Candidates) else among
+            if own is among or own.shape[:2] != self.logp.shape:
+                raise ValueError(
+                    f"`candidates` must be Candidates of {list(self.logp.shape)} tokens, got "
+                    f"{described(own)}."
+                )
+            broken = choose(among.broken, torch.nan, 0.0, values["logp"])
+            object.__setattr__(self, "candidates", among.prepared(self.mask))
         for name, value in values.items():
             known = value.masked_fill(value.isnan(), 0) if name == "logp_rollout" else value
             broken = broken + 0 * known.detach()  # 0 times a number that is not finite is NaN
@@ -209,9 +217,8 @@ class TokenBatch:
           >>> batch.pack(batch.log_ratio.exp())
           tensor([0.8000, 3.0000, 1.0000])
         """
-        _check_tensor("logp", logp)
-        if logp.dim() != 1:
-            raise ValueError(f"packed `logp` must be [tokens], got shape {tuple(logp.shape)}.")
+        if not isinstance(logp, Tensor) or logp.dim() != 1:
+            raise ValueError(f"packed `logp` must be [tokens], got {described(logp)}.")
         where, tokens = places(lengths, len(logp)), len(logp)
         mask = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask
         required = zip(_REQUIRED, (logp, logp_old, advantages, mask), strict=True)
@@ -219,10 +226,8 @@ class TokenBatch:
         apart = {k: arguments.pop(k) for k in ("statistics", "density") if k in arguments}
         if isinstance(candidates := arguments.pop("candidates", None), Candidates):
             candidates = candidates.map(lambda x: pad("candidates", x.squeeze(0), where, tokens))
-        for name, value in arguments.items():
-            _check_tensor(name, value)
-            arguments[name] = pad(name, value, where, tokens)
-        return cls(**arguments, **apart, packing=where.to(logp.device), candidates=candidates)
+        padded = {name: pad(name, value, where, tokens) for name, value in arguments.items()}
+        return cls(**padded, **apart, packing=where.to(logp.device), candidates=candidates)
 
     def pack(self, x: Tensor) -> Tensor:
         """Values of each token, of a loss or of a gate, in the packed order. Shape [tokens].
@@ -333,39 +338,6 @@ class TokenBatch:
                 f"this method needs `{name}` in the batch; it comes from {SUPPLIERS[name]}."
             )
         return value
-
-
-def _check_tensor(name: str, value: object) -> None:
-    if not isinstance(value, Tensor):
-        raise ValueError(f"`{name}` must be a torch tensor, got {type(value).__name__}.")
-
-
-def _check_field(name: str, value: Any, shape: torch.Size) -> None:
-    if name == "candidates":
-        if not isinstance(value, Candidates):
-            raise ValueError(f"`candidates` must be Candidates, got {type(value).__name__}.")
-        if value.logp.shape[:2] != shape:
-            raise ValueError(
-                f"`candidates` must be {list(shape)} and candidates, got {list(value.logp.shape)}."
-            )
-        return
-    _check_tensor(name, value)
-    if value.shape != shape:
-        raise ValueError(
-            f"`{name}` must have the shape of `logp`, {tuple(shape)}, got {tuple(value.shape)}."
-        )
-    _check_kind(name, value)
-
-
-def _check_kind(name: str, value: Tensor) -> None:
-    integers = dict.fromkeys(("groups", "keys", "lag"), "int64")
-    kind = {"mask": "bool", **integers}.get(name, "floating point")
-    if kind == "floating point":
-        matches = value.is_floating_point()
-    else:
-        matches = value.dtype == getattr(torch, kind)
-    if not matches:
-        raise ValueError(f"`{name}` must be {kind}, got {value.dtype}.")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints.masked import widen
+from trustclip.constraints.tensors import check_tensor, described
 
 
 @dataclass(frozen=True)
@@ -51,28 +52,17 @@ class Candidates:
     collision: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.logp, Tensor) or self.logp.dim() != 3:
+            raise ValueError(
+                f"`candidates.logp` must be [batch, time, candidates], got {described(self.logp)}."
+            )
         for name in TENSORS:
-            value = getattr(self, name)
-            if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() != 3:
-                raise ValueError(
-                    f"`candidates.{name}` must be floating point [batch, time, candidates], got "
-                    f"{_describe(value)}."
-                )
-            if value.shape != self.logp.shape:
-                raise ValueError(
-                    f"`candidates.{name}` must have the shape of `candidates.logp`, "
-                    f"{tuple(self.logp.shape)}, got {tuple(value.shape)}."
-                )
+            check_tensor(
+                f"candidates.{name}", getattr(self, name), "floating point", self.logp.shape
+            )
         for name, kind in (("partial", "bool"), ("collision", "floating point")):
-            value, shape = getattr(self, name), self.logp.shape[:2]
-            if not isinstance(value, Tensor):
-                continue
-            fits = value.is_floating_point() if name == "collision" else value.dtype == torch.bool
-            if not fits or value.shape != shape:
-                raise ValueError(
-                    f"`candidates.{name}` must be {kind} [batch, time] = {list(shape)}, got "
-                    f"{_describe(value)}."
-                )
+            if isinstance(value := getattr(self, name), Tensor):
+                check_tensor(f"candidates.{name}", value, kind, self.logp.shape[:2])
 
     @property
     def valid(self) -> Tensor:
@@ -111,9 +101,3 @@ DEFAULT = 64
 
 #: The tensors of `Candidates`.
 TENSORS = tuple(f.name for f in fields(Candidates) if f.name.startswith("logp"))
-
-
-def _describe(value: object) -> str:
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    return f"{value.dtype} {list(value.shape)}"

@@ -1,7 +1,30 @@
-"""Packed sequences: one after another without padding, as ``[tokens]`` and their lengths."""
+"""Tensors of a batch: their kinds and shapes, and sequences packed one after another."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+
+def check_tensor(name: str, value: object, kind: str, shape: Sequence[int]) -> None:
+    """Raise a ValueError unless a value is a tensor of a shape and a kind.
+
+    The kind is ``"floating point"``, or a dtype such as ``"bool"`` or ``"int64"``.
+    """
+    if isinstance(value, Tensor) and value.shape == shape:
+        floating = value.is_floating_point()
+        if floating if kind == "floating point" else value.dtype == getattr(torch, kind):
+            return
+    raise ValueError(
+        f"`{name}` must be a torch tensor, {kind} {list(shape)}, got {described(value)}."
+    )
+
+
+def described(value: object) -> str:
+    """Type and shape of a value, as an error names them."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{value.dtype} {list(value.shape)}"
 
 
 def places(lengths: Tensor, tokens: int) -> Tensor:
@@ -21,9 +44,9 @@ def places(lengths: Tensor, tokens: int) -> Tensor:
     """
     whole = isinstance(lengths, Tensor) and not lengths.is_floating_point()
     if not whole or lengths.dim() != 1 or lengths.dtype == torch.bool:
-        is_tensor = isinstance(lengths, Tensor)
-        got = f"{lengths.dtype} {list(lengths.shape)}" if is_tensor else type(lengths).__name__
-        raise ValueError(f"`lengths` must be a tensor of integers with one dimension, got {got}.")
+        raise ValueError(
+            f"`lengths` must be a tensor of integers with one dimension, got {described(lengths)}."
+        )
     sizes = lengths.tolist()  # read once: the only wait for a GPU
     if sum(sizes) != tokens or min(sizes, default=0) < 0:
         raise ValueError(
@@ -45,14 +68,13 @@ def pad(name: str, x: Tensor, where: Tensor, tokens: int) -> Tensor:
       tensor([[0.5000, 0.2500],
               [0.7500, 0.0000]])
     """
-    where = where.to(x.device)
-    if x.shape[:1] == (tokens,):
+    if isinstance(x, Tensor) and x.shape[:1] == (tokens,):
         padded = x.new_zeros(*where.shape, *x.shape[1:])
-        padded[where] = x
+        padded[where.to(x.device)] = x
         return padded
-    if x.shape == where.shape[:1]:
-        return torch.where(where, x[:, None], x.new_zeros(()))
+    if isinstance(x, Tensor) and x.shape == where.shape[:1]:
+        return torch.where(where.to(x.device), x[:, None], x.new_zeros(()))
     raise ValueError(
         f"`{name}` must be [{tokens}], one of each token, or [{len(where)}], one of each sequence; "
-        f"got shape {tuple(x.shape)}."
+        f"got {described(x)}."
     )

@@ -10,7 +10,7 @@ import torch
 from many_clients import Server
 from trl_runs import fresh_model
 
-from trustclip.engines.served import ServedSampler
+from trustclip.engines.served import complete
 from trustclip.support import http
 from trustclip.train.preflight.sampler import server_pairs
 from trustclip.train.problems.prompts import messages, prompt_style
@@ -72,7 +72,7 @@ def test_a_server_without_log_probabilities_is_refused(tiny, monkeypatch):
     served, url = tiny
     monkeypatch.setattr(served, "_complete", lambda **_: {"choices": [{"text": "4"}]})
     with pytest.raises(ValueError, match="returned no token ids with log-probabilities"):
-        ServedSampler(url, 2).complete([[1]], [0])
+        complete(url, [[1]], [0], 2)
 
 
 def test_a_server_is_compared_with_a_model_on_its_own_completions(tiny, tmp_path):

@@ -7,7 +7,6 @@ with. Imports neither PyTorch nor an engine.
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 from trustclip.support.http import ask, check_address, first_model, start_of
@@ -17,77 +16,64 @@ from trustclip.support.secrets import redact
 TOGETHER = 64
 #: vLLM's name for log-probabilities of the distribution that a token was drawn from.
 PROCESSED = "processed_logprobs"
+#: What is asked of each completion: one token after another from the whole vocabulary, as training
+#: would draw them. vLLM has a model's own top-k and min-p, and names ids on request.
+_DRAWN = {
+    **{"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0},
+    **{"n": 1, "logprobs": 1, "return_token_ids": True},
+}
 
 
-@dataclass(frozen=True)
-class ServedSampler:
-    """A model behind ``POST URL/completions``.
+def complete(
+    url: str, prompts: Sequence[Sequence[int]], seeds: Sequence[int], most: int, name: str = ""
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Token ids of one completion of each prompt, and their log-probabilities, nats.
+
+    Args:
+      url: of the server, up to the version, e.g. http://127.0.0.1:8000/v1.
+      prompts: token ids.
+      seeds: of the draws, one for each prompt.
+      most: tokens of a completion.
+      name: that the server has for its model; the first that it has where empty.
 
     Raises:
-      ValueError: an address that is not http or https, or names no server.
+      ValueError: an address that is not http or https, or names no server; a server that refused,
+        cannot be reached, or does not name ids with log-probabilities.
 
     References:
       https://platform.openai.com/docs/api-reference/completions
     """
+    check_address(url)
+    model = name or first_model(url)
 
-    url: str  # up to the version, e.g. http://127.0.0.1:8000/v1
-    most: int  # tokens of a completion
-    #: How tokens are drawn, by the protocol's names: `temperature`, `top_p`, ...
-    drawn: Mapping[str, float] = field(default_factory=dict)
-    name: str = ""  # that the server has for its model; the first that it has where empty
-
-    def __post_init__(self) -> None:
-        check_address(self.url)
-
-    def complete(
-        self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]
-    ) -> tuple[list[list[int]], list[list[float]]]:
-        """Token ids of one completion of each prompt, and their log-probabilities, nats.
-
-        Raises:
-          ValueError: the server refused, cannot be reached, or does not name ids with
-            log-probabilities.
-        """
-        name = self.name or first_model(self.url)
-        with ThreadPoolExecutor(TOGETHER) as threads:
-            completions = [*threads.map(lambda p, s: self._sample(name, p, s), prompts, seeds)]
-        return [ids for ids, _ in completions], [logps for _, logps in completions]
-
-    def _sample(self, name: str, prompt: Sequence[int], seed: int) -> tuple[list[int], list[float]]:
-        request = {
-            "model": name,
-            "prompt": [*prompt],
-            "max_tokens": self.most,
-            "seed": seed,
-            **{"n": 1, "logprobs": 1, "top_k": 0, "min_p": 0.0},  # vLLM has the model's own
-            "return_token_ids": True,  # vLLM
-            **self.drawn,
-        }
-        body = ask(self._address("completions"), request)
+    def sample(prompt: Sequence[int], seed: int) -> tuple[list[int], list[float]]:
+        request = {"model": model, "prompt": [*prompt], "max_tokens": most, "seed": seed}
+        body = ask(url.rstrip("/") + "/completions", request | _DRAWN)
         try:
             return _pairs(json.loads(body)["choices"][0])
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(
-                f"{self.shown} returned no token ids with log-probabilities, as vLLM's and "
+                f"{redact(url)} returned no token ids with log-probabilities, as vLLM's and "
                 f"llama.cpp's servers do, so it cannot be compared: {start_of(body)}"
             ) from error
 
-    def configuration(self) -> Mapping[str, Any] | None:
-        """The configuration of a vLLM in development mode; None for any other server."""
-        try:
-            return json.loads(ask(self._address("/server_info?config_format=json")))["vllm_config"]
-        except (ValueError, LookupError, TypeError):
-            return None
+    with ThreadPoolExecutor(TOGETHER) as threads:
+        completions = [*threads.map(sample, prompts, seeds)]
+    return [ids for ids, _ in completions], [logps for _, logps in completions]
 
-    @property
-    def shown(self) -> str:
-        """The address, safe to print."""
-        return redact(self.url)
 
-    def _address(self, path: str) -> str:
-        """A resource below the version, or, from a slash on, beside it."""
-        base = self.url.rstrip("/")
-        return base.removesuffix("/v1") + path if path.startswith("/") else f"{base}/{path}"
+def configuration(url: str) -> Mapping[str, Any] | None:
+    """The configuration of a vLLM in development mode; None for any other server.
+
+    Raises:
+      ValueError: an address at which there can be no server.
+    """
+    check_address(url)
+    address = url.rstrip("/").removesuffix("/v1") + "/server_info?config_format=json"
+    try:
+        return json.loads(ask(address))["vllm_config"]
+    except (ValueError, LookupError, TypeError):
+        return None
 
 
 def logprobs_mode(config: Mapping[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ from urllib.request import urlopen
 
 from rich.console import Console
 
-from trustclip.engines.served import PROCESSED, ServedSampler, logprobs_mode
+from trustclip.engines.served import PROCESSED, configuration, logprobs_mode
 from trustclip.support.lock import rank
 from trustclip.support.secrets import redact
 from trustclip.support.terminal import announce
@@ -102,8 +102,7 @@ def incapable(url: str) -> str:
 
     TRL finds it out after the model has loaded, one thing at a time.
     """
-    server = ServedSampler(url, 1)
-    config = server.configuration()
+    config = configuration(url)
     if config is None:
         missing = ["no VLLM_SERVER_DEV_MODE=1, or it is no vLLM"]
     else:
@@ -112,7 +111,7 @@ def incapable(url: str) -> str:
     if not missing:
         return ""
     return (
-        f"the vLLM server at {server.shown} cannot serve a training ({', '.join(missing)}): start "
+        f"the vLLM server at {redact(url)} cannot serve a training ({', '.join(missing)}): start "
         """it by VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config """
         f"""'{{"backend":"nccl"}}' --logprobs-mode {PROCESSED} --max-logprobs -1."""
     )

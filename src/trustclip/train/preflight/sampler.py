@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from trustclip.constraints.sampler import Pairs
-from trustclip.engines.served import ServedSampler
+from trustclip.engines.served import complete
 from trustclip.engines.trl.recording.records import Recorder
 from trustclip.engines.trl.scoring.floor import with_floor
 from trustclip.train.data import short_enough, training_problems
@@ -74,8 +74,8 @@ def server_pairs(
       ValueError: a server that does not answer or returns no token ids, or no such model.
     """
     before = prompt_ids(load_tokenizer(model, style), prompts)
-    sampler = ServedSampler(url, LONGEST, drawn={"temperature": 1.0, "top_p": 1.0}, name=served)
-    completions = sampler.complete(before, [derived_seed(0, i) for i in range(len(prompts))])
+    seeds = [derived_seed(0, i) for i in range(len(prompts))]
+    completions = complete(url, before, seeds, LONGEST, served)
     network, _ = load_model(model, style)
     network.eval()
     names = ("trainer", "sampler", "entropy", "position", "token", "completion")

@@ -22,6 +22,9 @@ Bounds = tuple[float, float]
 
 #: Threshold in nats beyond which e to minus it is no digit of the bounds of `log_bernoulli_kl`.
 _LARGE = 40.0
+#: So many steps of Newton reach 12 digits of the log-ratio for every p from 1e-12 to 1 - 1e-12 and
+#: every bound above -700, given float64.
+_STEPS = 4
 #: Change of a logit below which e^x - 1 is -1 in float64; exponentials that underflow are slow.
 _FAR = -40.0
 #: Largest |log-ratio| in which `log_js` seeks a bound; halvings of the logarithm of a bracket, at
@@ -204,9 +207,7 @@ def dynamic_clip(
     return low, high.clamp(max=ceiling)
 
 
-def log_bernoulli_kl(
-    logp_old: Tensor, delta: Tensor | float, steps: int = 4
-) -> tuple[Tensor, Tensor]:
+def log_bernoulli_kl(logp_old: Tensor, delta: Tensor | float) -> tuple[Tensor, Tensor]:
     r"""Log-ratio bounds of the two-outcome KL(old || new): TRGPPO's interval for one token.
 
     $-p\log w + (1-p)\log\frac{1-p}{1-pw} \le \delta$. No closed form. Let $s = \min(p, 1-p)$ and
@@ -219,8 +220,6 @@ def log_bernoulli_kl(
       logp_old: $\log p$ of the token under the old policy, nats. Any shape; below -300 counts as
         -300.
       delta: threshold, nats; from 1e-8 to 700. Or a tensor of them, one for each token.
-      steps: Newton steps. 4 reach 12 digits of the log-ratio for every p from 1e-12 to 1 - 1e-12
-        and every bound above -700, given float64.
 
     Returns:
       (low, high), tensors of the shape and dtype of ``logp_old``; solved in float64.
@@ -250,9 +249,9 @@ def log_bernoulli_kl(
     x = torch.stack((start.neg(), start))  # [2, ...]: the low and the high root
     # One allocation for all steps: the system gives fresh pages of this size away slowly.
     growth, partition, value = x.new_empty(3, *x.shape)
-    for step in range(steps):
+    for step in range(_STEPS):
         # log1p and expm1 cost three times log and exp, and only the last step's digits stay.
-        last = step == steps - 1
+        last = step == _STEPS - 1
         torch.clamp(x, min=_FAR, out=growth)
         growth.expm1_() if last else growth.exp_().sub_(1)
         torch.mul(growth, s, out=value)

@@ -6,6 +6,7 @@ whole vocabulary, $S = \sum_t d_t$ is near $\mathcal N(-vT/2,\ vT)$ for long com
 """
 
 import math
+from statistics import NormalDist
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ BLOCK = 32
 _TOKENS, _FEWEST, _MOST = 1 << 20, 64, 512
 
 
-def block_sample(length: int, tokens: int, seed: int = 0) -> Tensor:
+def block_sample(length: int, tokens: int) -> Tensor:
     """Places of tokens that make completions of a length from those of a comparison.
 
     Blocks of neighbours are drawn with replacement. Shape [completions, length].
@@ -30,7 +31,7 @@ def block_sample(length: int, tokens: int, seed: int = 0) -> Tensor:
     """
     count = min(max(_TOKENS // length, _FEWEST), _MOST)
     blocks = -(-length // BLOCK)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     first = torch.randint(tokens, (count, blocks, 1), generator=generator)  # of each block
     return ((first + torch.arange(BLOCK)) % tokens).flatten(1)[:, :length]
 
@@ -72,11 +73,8 @@ def capped_weight(v: float, length: int, cap: float) -> float:
     if sd == 0:
         return min(1.0, cap)
     below = (math.log(cap) - sd**2 / 2) / sd
-    return _normal(below) + cap * _normal(-(below + sd))
-
-
-def _normal(x: float) -> float:
-    return math.erfc(-x / math.sqrt(2)) / 2
+    normal = NormalDist()
+    return normal.cdf(below) + cap * normal.cdf(-(below + sd))
 
 
 @torch.no_grad()

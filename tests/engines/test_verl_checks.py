@@ -9,7 +9,7 @@ import yaml
 
 import trustclip as tc
 from trustclip.cli.main import main
-from trustclip.engines.remarks import Remark
+from trustclip.engines.limits import Remark
 from trustclip.engines.verl.checks import BUILT_IN, Installed, remarks
 from trustclip.engines.verl.limits import TARGET, constraint
 

@@ -7,7 +7,7 @@ verl's modules then narrow their entry of `ENGINES` (`Supply.without`).
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Literal, Self
 
 from trustclip.constraints.adaptive import adapts
 from trustclip.constraints.base import Method, Trait
@@ -16,6 +16,14 @@ from trustclip.constraints.batch import SUPPLIERS
 _TRL = "train it with trustclip.engines.trl"
 _OWN = f"its reference model serves its own penalty alone; {_TRL}"
 _LOOP = "call trustclip.policy_loss from your own training loop"
+
+
+@dataclass(frozen=True)
+class Remark:
+    """One sentence about a configuration: an error if the run would fail or ignore a setting."""
+
+    level: Literal["error", "note"]
+    text: str
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trustclip.constraints.base import Method
     from trustclip.constraints.sampler import Pairs
     from trustclip.constraints.schedule import Schedule
-    from trustclip.engines.remarks import Remark
+    from trustclip.engines.limits import Remark
 
 
 @dataclasses.dataclass
@@ -92,12 +92,9 @@ def _can_act(name: str, schedule: "Schedule") -> str:
 
 
 def _verl(arguments: Sequence[str]) -> int:
-    from trustclip.engines.verl.checks import installed, remarks
-    from trustclip.engines.verl.config import load
-    from trustclip.support.reading import parse_yaml
+    from trustclip.engines.verl.checks import installed, load, remarks
 
-    config = load(arguments, parse_yaml)
-    return _report(list(remarks(config, installed())))
+    return _report(list(remarks(load(arguments), installed())))
 
 
 def _sampler(arguments: Sequence[str]) -> int:

@@ -15,7 +15,7 @@ from trustclip.train.settings.stages import EvalSettings, Recipe, RLStage
 if TYPE_CHECKING:
     from trustclip.constraints.base import Method
     from trustclip.constraints.sampler import Pairs
-    from trustclip.engines.remarks import Remark
+    from trustclip.engines.limits import Remark
 
 
 _DISTRIBUTED = """\
@@ -32,7 +32,7 @@ def distributed(arguments: Sequence[str]) -> "list[Remark] | None":
     Returns:
       Remarks; None on every rank but the first, which reports for all.
     """
-    from trustclip.engines.remarks import Remark
+    from trustclip.engines.limits import Remark
     from trustclip.train.checks import absent
     from trustclip.train.files import ALIASES, build, load_recipe
     from trustclip.train.preflight.ranks import describe, errors, inspect_ranks

@@ -3,14 +3,14 @@
 import importlib
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from trustclip.constraints.base import Method, Trait
-from trustclip.engines.limits import ENGINES, refusal
-from trustclip.engines.remarks import Remark
+from trustclip.engines.limits import ENGINES, Remark, refusal
 from trustclip.engines.verl.limits import (
     CORRECTION,
     DECISIVE,
@@ -24,6 +24,13 @@ from trustclip.engines.verl.limits import (
     shadows,
 )
 from trustclip.support.names import nearest, unknown
+from trustclip.support.reading import parse_yaml
+
+#: Largest configuration that is read; verl's own, resolved, is 40 KB.
+MOST_BYTES = 4 * 2**20
+_REMEDY = (
+    "give a resolved one: python -m verl.trainer.main_ppo ARGUMENTS --cfg job --resolve > verl.yaml"
+)
 
 #: Oldest and first unknown release of verl that the entry point and the loss's call are known for.
 #: verl 0.9.0 takes GSPO's mean by sequences, whatever ``loss_agg_mode`` says.
@@ -92,6 +99,24 @@ def installed() -> Installed:
     entry_points = {point.name for point in metadata.entry_points(group="verl.plugins")}
     allowed = policy == "auto" or LOSS_MODE in plugins
     return Installed(version, tuple(modes), LOSS_MODE in entry_points and allowed)
+
+
+def load(arguments: Sequence[str]) -> dict[str, Any]:
+    """verl's configuration, resolved, in a YAML file, the only argument.
+
+    Raises:
+      ValueError: no file, or more than one argument; a file too large, or not resolved.
+      FileNotFoundError: no such file.
+    """
+    if len(arguments) != 1 or not arguments[0].endswith((".yaml", ".yml")):
+        raise ValueError(f"--verl reads one configuration, a YAML file; {_REMEDY}.")
+    path = Path(arguments[0])
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"{path} is larger than {MOST_BYTES // 2**20} MiB: no configuration.")
+    content = parse_yaml(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or "defaults" in content:
+        raise ValueError(f"{path} holds no resolved configuration; {_REMEDY}.")
+    return content
 
 
 def read(config: Mapping[str, Any], path: str, default: Any = None) -> Any:

@@ -122,19 +122,6 @@ def anchor_fields(anchor: str) -> tuple[str, ...]:
     return several.get(anchor, (f"logp_{anchor}",))
 
 
-def anchor_traits(anchor: str) -> Trait:
-    """Traits that a ratio against an anchor brings: one to the sampler corrects for it, and it is
-    not 1 when an update starts.
-
-    Example:
-      >>> anchor_traits("rollout") == Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
-      True
-    """
-    if anchor != "rollout":
-        return Trait(0)
-    return Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
-
-
 class Method(ABC):
     """Base class of methods: hyper-parameters as fields, and `surrogate`.
 
@@ -189,8 +176,11 @@ class Method(ABC):
 
         Its fields ``anchor`` and ``level`` add theirs, if it has them.
         """
-        own = self._traits | anchor_traits(getattr(self, "anchor", "old"))
-        return own | spans(getattr(self, "level", "token"))
+        own = self._traits | spans(getattr(self, "level", "token"))
+        if getattr(self, "anchor", "old") == "rollout":
+            # The ratio corrects for the sampler, and is not 1 when an update starts.
+            own |= Trait.ACTS_ON_POLICY | Trait.CORRECTS_SAMPLER
+        return own
 
     @property
     def twins(self) -> Twins:

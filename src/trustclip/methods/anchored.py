@@ -104,12 +104,9 @@ class Anchored(Composite):
 
     def _against_anchor(self, batch: TokenBatch) -> TokenBatch:
         """The batch with the anchor in place of the old policy, and no ratio above the ceiling."""
-        return self._moved(batch).capped(self.ceiling)
-
-    def _moved(self, batch: TokenBatch) -> TokenBatch:
         if self.anchor != "interpolated":
-            return batch.against(self.anchor)
+            return batch.against(self.anchor).capped(self.ceiling)
         lag = batch.given("lag").clamp(min=1).to(batch.logp.dtype)  # [batch, time], as the others
         sampler = batch.against("rollout")
         offset = sampler.log_ratio.detach() * (lag - 1) / lag
-        return replace(batch, logp_old=sampler.logp_old + offset)
+        return replace(batch, logp_old=sampler.logp_old + offset).capped(self.ceiling)

@@ -83,20 +83,18 @@ class TrulyPPO(Method):
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         x = batch.log_ratio
-        slope = SLOPE[self.variant] if self.slope is None else self.slope
         if self.variant == "ppo_rb":
             low, high = intervals.log_offsets(self.epsilon, self.epsilon)
-            kept = gates.keeps_gradient((low <= x) & (x <= high), x, batch.advantages, "outward")
-            return gates.rollback(batch, kept, slope)
-        kl = batch.given("kl_old_new")
-        kept = gates.keeps_gradient(
-            kl.detach() <= value(self, "delta"), x, batch.advantages, "outward"
-        )
+            satisfied = (low <= x) & (x <= high)
+        else:
+            satisfied = batch.given("kl_old_new").detach() <= value(self, "delta")
+        kept = gates.keeps_gradient(satisfied, x, batch.advantages, "outward")
         if self.variant == "tr_ppo":
             return gates.hard(batch, kept)
-        if self.variant == "trppo_rb":
+        slope = SLOPE[self.variant] if self.slope is None else self.slope
+        if self.variant != "truly":
             return gates.rollback(batch, kept, slope)
-        triggered = batch.mask & ~kept
+        kl, triggered = batch.given("kl_old_new"), batch.mask & ~kept
         scale = zero_masked(kl.new_full(kl.shape, self.slope_likelihood - 1), triggered) + 1
         inside = gates.soft(batch, scale * safe_exp(x))
         pull = zero_masked(slope * kl, triggered)

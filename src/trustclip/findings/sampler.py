@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from math import inf
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from trustclip.constraints.base import Trait
 from trustclip.findings import facts
@@ -168,22 +168,18 @@ def in_words(name: str) -> str:
 
 
 def _worst(run: Run) -> Iterator[str]:
-    if tokens := worst_tokens(run)[: facts.NAMED]:
-        listing = "; ".join(
-            f"{token['text']!r} (place {token['position']} of completion {token['index']} sampled "
-            f"after update {token['generated']}: log-probability {token['logp_old']:.3g} and "
-            f"{token['logp_rollout']:.3g})"
-            for token in tokens
-        )
-        yield f"Trainer and sampler agree least on {listing}."
-
-
-def worst_tokens(run: Run) -> list[dict[str, Any]]:
-    """The tokens of the run on which trainer and sampler agree least, each place once."""
+    """The tokens on which trainer and sampler agree least, each place once."""
     tokens = {
         (token["generated"], token["index"], token["position"]): token
         for row in gate_rows(run.path)
         for token in row.get("worst", ())
     }
     worst = sorted(tokens.values(), key=lambda t: -abs(t["logp_old"] - t["logp_rollout"]))
-    return worst[: facts.LISTED]
+    if worst:
+        listing = "; ".join(
+            f"{token['text']!r} (place {token['position']} of completion {token['index']} sampled "
+            f"after update {token['generated']}: log-probability {token['logp_old']:.3g} and "
+            f"{token['logp_rollout']:.3g})"
+            for token in worst[: facts.NAMED]
+        )
+        yield f"Trainer and sampler agree least on {listing}."

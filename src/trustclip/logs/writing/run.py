@@ -34,7 +34,6 @@ from trustclip.support.flush import flush
 from trustclip.support.inside import Inside, OutsideError, refuse_links
 from trustclip.support.jsonl import (
     append_jsonl,
-    extend_jsonl,
     plain,
     read_jsonl,
     read_mapping,
@@ -226,11 +225,8 @@ class RunWriter:
             {"id": p["id"], "task": task, "problem": p["problem"], "answer": p["answer"]}
             for p in problems
         )
-        new = [row for row in rows if known.get((task, row["id"])) != row]
-        if new:
-            self._look()
-            extend_jsonl(path, new)
-            self._extents.wrote(path, replaced=True)
+        if new := [row for row in rows if known.get((task, row["id"])) != row]:
+            self._append(path, new)
 
     def cursor(self) -> dict[str, Any]:
         """Extents of the files that grow, once they are safely on disk."""

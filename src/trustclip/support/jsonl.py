@@ -87,9 +87,23 @@ def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """
     with _path_in_errors(path), open(path, "a+b", opener=itself) as file:
         _repair_end(file, path)
-        text = "".join(json.dumps(plain(row), ensure_ascii=False) + "\n" for row in rows)
-        file.write(text.encode("utf-8"))
+        file.write(_lines(rows))
         file.flush()
+
+
+def extend_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append rows as JSON lines, all or none of them, whatever ends the process or the machine.
+
+    The file is written anew: for short ones that no checkpoint cuts back.
+    """
+    lines = scan(path) if path.exists() else ()
+    content = (line.content.rstrip(b"\n") + b"\n" for line in lines if line.row is not None)
+    write_bytes(path, b"".join(content) + _lines(rows))
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    text = "".join(json.dumps(plain(row), ensure_ascii=False) + "\n" for row in rows)
+    return text.encode("utf-8")
 
 
 @contextlib.contextmanager

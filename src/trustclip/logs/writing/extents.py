@@ -39,13 +39,13 @@ class Extents:
             sha256 = self._hash(path, file, size)
         return {"bytes": size, "sha256": sha256}
 
-    def wrote(self, path: Path) -> None:
+    def wrote(self, path: Path, *, replaced: bool = False) -> None:
         """Remember the current status of a file: from here on it can only grow.
 
         The status of one that others have deleted or replaced since the last look is kept, so that
         `changed` reports it.
         """
-        if path not in self._status or not self._changed(path):
+        if replaced or path not in self._status or not self._changed(path):
             status = path.stat()
             self._status[path] = status.st_dev, status.st_ino, status.st_size
 

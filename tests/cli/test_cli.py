@@ -396,7 +396,7 @@ def test_stored_completions_are_graded_again(tmp_path):
     ]
     run, table = tmp_path / "run", tmp_path / "answers.csv"
     run.mkdir()
-    for shard, row in zip(("samples.jsonl", "samples-00001.jsonl"), rows, strict=True):
+    for shard, row in zip(("samples.jsonl", "samples-rank1.jsonl"), rows, strict=True):
         (run / shard).write_text(json.dumps(row) + "\n", "utf-8")
     table.write_text("answer,gold\n\\boxed{4},4\n", "utf-8")
     done = trustclip("eval", "--grade", str(run), "--out", str(tmp_path / "graded.jsonl"))

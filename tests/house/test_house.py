@@ -193,14 +193,9 @@ _JOINS = {
     },
     "logs/writing/run.py": {
         "folder / f'update-{step:06d}{own}.parquet'": "numbers of the step and the rank",
+        "self.path / f'samples{own}.jsonl'": "the number of the rank",
         "self.path / name": "one of two literals",
         "path / name": "one of three literals",
-    },
-    "logs/samples.py": {
-        """folder / f"samples{own}{(f'-{number:05d}' if number else '')}.jsonl\"""": "numbers"
-    },
-    "train/evaluation/evaluate.py": {
-        "file.with_name(f'{file.name}.aside')": "a file that the folder lists, by another ending"
     },
     "logs/reader.py": {"path.parent / near": "a folder that the system lists, for a message"},
     "train/runs/verify.py": {
@@ -292,8 +287,7 @@ _OPENS = {
     ("logs/names.py", "read_text"): "a file of this package",
     ("logs/recognise.py", "iterdir"): "folders alone, and links are passed over",
     ("logs/verl.py", "iterdir"): "what is no file of the folder is passed over",
-    ("logs/score_files.py", "glob"): "files of scores, those that links lead outside passed over",
-    ("logs/score_curves.py", "glob"): "folders of logs, those that links lead outside passed over",
+    ("logs/score_files.py", "glob"): "scores and logs, those that links lead outside passed over",
     ("logs/reader.py", "glob"): "names for a message, and whether there is any",
     ("findings/live/recorder.py", "loads"): "its own text",
 }

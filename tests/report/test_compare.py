@@ -41,13 +41,13 @@ def test_a_run_and_its_copy_do_not_differ(tmp_path):
     assert "+0.0 [+0.0, +0.0]" in text and "identical to" in text
 
 
-def test_samples_of_every_shard_count(tmp_path):
+def test_samples_of_every_rank_count(tmp_path):
     first, second = make_run(tmp_path / "a", ATR), make_run(tmp_path / "b", CLIP)
     whole = compared(first, second)[0]
     lines = (second / "samples.jsonl").read_text().splitlines(keepends=True)
     half = len(lines) // 2
     (second / "samples.jsonl").write_text("".join(lines[:half]))
-    (second / "samples-00001.jsonl").write_text("".join(lines[half:]))
+    (second / "samples-rank1.jsonl").write_text("".join(lines[half:]))
     assert [c.difference for c in compared(first, second)[0]] == [c.difference for c in whole]
 
 

@@ -10,63 +10,15 @@ import pytest
 import token_files
 from synthetic_runs import Spec, make_run
 
-import trustclip as tc
-from trustclip.logs.tokens import TokenRow, token_batch
+from trustclip.logs.tokens import TokenRow, read_tokens
 from trustclip.report.build import build
 from trustclip.report.microscope import token_page
-from trustclip.report.tokens import (
-    COLUMNS,
-    OWN,
-    SHADOWS,
-    CutStrings,
-    judge,
-    judgements,
-    views,
-)
+from trustclip.report.tokens import COLUMNS, views
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     return token_files.write(tmp_path_factory.mktemp("tokens") / "tokens.parquet")
-
-
-def test_shadows_are_what_the_methods_give(path):
-    for item in judgements(path):
-        batch = token_batch([item.row])
-        assert set(item.kept) == {OWN, *SHADOWS}
-        for name in SHADOWS:
-            method = tc.method(name)
-            np.testing.assert_allclose(item.coefficients[name], tc.coefficient(method, batch)[0])
-            gated = batch.mask & ~method.surrogate(batch).kept
-            np.testing.assert_array_equal(item.cut(name), gated[0].numpy())
-
-
-def test_a_row_without_its_own_gate_has_shadows_alone():
-    row = TokenRow.of({"logp": [-1.0, -2.0], "logp_old": [-1.0, -1.0], "advantage": -1.0})
-    item = judge(row, [tc.method("clip"), tc.method("icepop")])
-    assert list(item.kept) == ["clip"] and item.cut("clip").tolist() == [False, True]
-    half = TokenRow.of({"logp": [-1.0, -2.0], "advantage": 1.0, "coefficient": [1.0, 0.0]})
-    assert judge(half, []).cut(OWN).tolist() == [False, True]
-
-
-def test_the_strings_cut_most_often_are_counted_over_all_completions(path):
-    rows, words = token_files.made(), CutStrings()
-    for item in judgements(path):
-        words.add(item)
-    tokens = [
-        (text, not kept)
-        for row in rows
-        for text, kept, counts in zip(row.token or (), row.kept, row.mask, strict=True)  # type: ignore[arg-type]
-        if counts
-    ]
-    cut = sum(gone for _, gone in tokens)
-    text, size, hits, lift = words.most_cut(OWN)[0]
-    assert text == "<think>" and words.every.total() == len(tokens)
-    assert size == sum(word == text for word, _ in tokens)
-    assert hits == sum(gone for word, gone in tokens if word == text)
-    assert lift == pytest.approx(hits / size / (cut / len(tokens)))
-    assert lift > 1
-    assert words.share(OWN) == pytest.approx(cut / len(tokens))
 
 
 def test_the_page_holds_the_tokens_in_single_precision(path):
@@ -81,8 +33,7 @@ def test_the_page_holds_the_tokens_in_single_precision(path):
         at += found.nbytes
         return found
 
-    for given, item in zip(run["rows"], judgements(path), strict=True):
-        row = item.row
+    for given, row in zip(run["rows"], read_tokens(path), strict=True):
         for name in COLUMNS:
             np.testing.assert_allclose(take("<f4", given["length"]), getattr(row, name), rtol=1e-6)
         flags, places = take("<u4", given["length"]), take("<u4", given["length"])

@@ -9,8 +9,10 @@ import token_files
 from browser import opened, wait
 from synthetic_runs import Spec, make_run
 
+import trustclip as tc
+from trustclip.logs.tokens import read_tokens
 from trustclip.report.build import build
-from trustclip.report.tokens import OWN, judgements
+from trustclip.report.token_console import OWN, judge
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +32,12 @@ def page(path):
 
 @pytest.fixture(scope="module")
 def items(path):
-    return {item.row.index: item for item in judgements(path)}
+    """By constraint and number in its generation, what was done to a completion."""
+    return {
+        name: {row.index: judge(row, tc.method(name) if name != OWN else None) for row in rows}
+        for rows in [[*read_tokens(path)]]
+        for name in (OWN, "atr", "gspo")
+    }
 
 
 def ready(tab):
@@ -71,20 +78,20 @@ def test_frames_and_colours_are_those_of_the_method(page, items):
             look(tab, name)
             tab.evaluate("document.querySelector('#token-list').focus()")
             tab.keyboard.press("Home")
-            item = items[number(tab)]
-            assert item.share(name) == max(i.share(name) for i in items.values())
+            item = items[name][number(tab)]
+            assert item.share == max(i.share for i in items[name].values())
             classes = tab.evaluate(EACH + ".map(s => s.className)")
-            assert [("cut" in c.split()) for c in classes] == item.cut(name).tolist()
+            assert [("cut" in c.split()) for c in classes] == item.cut.tolist()
             signs = [("u" in c) - ("d" in c) for c in (c.split(" ")[0][:1] for c in classes)]
-            wanted = np.sign(item.coefficients[name]) * item.row.mask
+            wanted = np.sign(item.coefficient) * item.row.mask
             assert [s for s in signs] == wanted.astype(int).tolist()
 
 
 def test_the_keyboard_walks_through_cut_tokens_and_numbers_are_read_out(page, items):
     with opened(page) as tab:
         ready(tab)
-        item = items[number(tab)]
-        cut = np.flatnonzero(item.cut(OWN))
+        item = items[OWN][number(tab)]
+        cut = np.flatnonzero(item.cut)
         tab.locator("#token-text").focus()
         seen, here = [], EACH + ".findIndex(s => s.classList.contains('here'))"
         for _ in range(len(cut) + 1):
@@ -123,7 +130,8 @@ def test_filters_choose_completions(page, items):
         assert status.inner_text() == "8 of 24 completions."
         choose(tab, "sign", "-1")
         shown = int(status.inner_text().split()[0])
-        assert shown == sum(i.row.update == 11 and i.row.advantage[0] < 0 for i in items.values())
+        rows = [item.row for item in items[OWN].values()]
+        assert shown == sum(row.update == 11 and row.advantage[0] < 0 for row in rows)
         tab.fill("#token-filters [name=low]", "2")
         wait(tab, "document.querySelector('#token-card').hidden")
         tab.click("#token-filters button[type=reset]")

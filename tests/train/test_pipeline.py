@@ -133,21 +133,19 @@ def test_killed_and_terminated_anywhere_it_ends_the_same(whole, tmp_path):
     assert outcome(run) == outcome(whole[0])
 
 
-def test_files_of_the_user_are_left_alone_and_are_no_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr("trustclip.logs.samples.SHARD_BYTES", 10)
+def test_files_of_the_user_are_left_alone_and_are_no_samples(tmp_path):
     run = RunDirectory(tmp_path / "run", "demo", DemoSettings())
     run.sample([{"step": 1}])
     own = ["samples_backup.jsonl", "samples-old.jsonl", "samples.jsonl.bak", "metrics-mine.jsonl"]
     for name in own:
         (run.path / name).write_text('{"step": 0}\n')
-    made = ["samples-00001.jsonl", "samples-rank1.jsonl", "samples-rank1-00001.jsonl"]
+    made = ["samples-rank1.jsonl", "samples-rank2.jsonl"]
     for name in made:
         (run.path / name).write_text('{"step": 2}\n')
-    assert [row["step"] for row in sample_rows(run.path)] == [1, 2, 2, 2]
+    assert [row["step"] for row in sample_rows(run.path)] == [1, 2, 2]
     (run.path / "tokens").mkdir()
-    own += ["samples-00007.jsonl", "samples-rank2-00001.jsonl", "tokens/update-mine.parquet"]
-    for name in own[-3:]:  # names that the run could use, but has not
-        (run.path / name).write_text('{"step": 3}\n')
+    own.append("tokens/update-mine.parquet")
+    (run.path / own[-1]).write_text('{"step": 3}\n')
     run.rewind({})
     assert all((run.path / name).exists() for name in own)
     assert not any((run.path / name).exists() for name in ["samples.jsonl", *made])

@@ -81,8 +81,8 @@ NORMAL = (
 FEW = 0.3
 #: A sentence mentions the growth of the distance over a run if it exceeds this factor.
 WORSENED = 2.0
-#: A sentence names so many tokens, and a table lists so many of each run.
-NAMED, LISTED = 3, 10
+#: A sentence names so many tokens.
+NAMED = 3
 
 # Scores.
 #: A difference counts as found up to this corrected p; every interval has this level.

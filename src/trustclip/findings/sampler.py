@@ -1,23 +1,13 @@
 """The sampler: how far it is from the trainer, on which tokens, and what follows."""
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from statistics import fmean
-from typing import Any
+from typing import NamedTuple
 
 from trustclip.constraints.base import Trait
+from trustclip.findings import facts
 from trustclip.findings.course import Course
-from trustclip.findings.facts import (
-    ABSOLUTE,
-    EXP_ABSOLUTE,
-    FEW,
-    LARGE,
-    LISTED,
-    NAMED,
-    NORMAL,
-    ROUNDING,
-    STILL,
-    WORSENED,
-)
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import PREFIX, ends, mean, percent, values
 from trustclip.logs.run import Run
@@ -31,19 +21,18 @@ def of_run(course: Course) -> Iterator[Finding]:
     """What the run says of its sampler; nothing where that reported no log-probabilities."""
     for row in course.run.metrics.get("sampler", ()):
         yield Finding("sampler/start", "note", f"Before the first update: {row.get('text')}")
-    if not course.full:
-        yield from _differs(course)
-        yield from _exponential(course)
-        return
-    rows = course.full
-    if not values(rows, "sampler/k3"):
-        return
+    yield from _exponential(course)
     distance = _distance(course)
-    yield distance
-    if mean(rows, "sampler/k3") <= ROUNDING:
+    if distance is None:
         return
+    yield distance
+    rows = course.full
+    if distance.kind == "sampler/exact":
+        return
+    if course.log is not None:
+        yield Finding("sampler/normal", "note", f"Normal is {facts.NORMAL}.")
     if sizes := values(rows, _ESS):
-        few = min(sizes) < FEW
+        few = min(sizes) < facts.FEW
         yield Finding(
             "sampler/few" if few else "sampler/ess",
             "warning" if few else "note",
@@ -69,83 +58,75 @@ def _gate_shares(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def _distance(course: Course) -> Finding:
-    """The distance of the sampler beside that which the policy moved."""
-    rows = course.full
-    differs, moved = mean(rows, "sampler/k3"), mean(rows, "k3")
-    identical = percent(mean(rows, "sampler/identical_share"))
-    evidence = {"sampler/k3": differs, "k3": moved}
-    if differs <= ROUNDING:
-        text = (
-            "Sampler and trainer agree; they differ only by rounding (sampler/k3 "
-            f"{differs:.2g} nats; {identical} of tokens identical to the bit)."
-        )
-        return Finding("sampler/exact", "ok", text, evidence)
-    first, last = ends(values(rows, "sampler/k3"))
-    grown = f", from {first:.2g} at first to {last:.2g} at last" if last > WORSENED * first else ""
-    more = "more" if differs > moved else "less"
-    text = (
-        f"The sampler differs from the trainer by {more} than the updates moved the policy: by "
-        f"{differs:.2g} nats per token (k3){grown}, against {moved:.2g}. Log-probabilities differ "
-        f"by {mean(rows, 'sampler/abs'):.2g} nats on average, and {identical} are identical."
-    )
-    if differs <= LARGE or (course.log is None and differs <= moved):
-        return Finding("sampler/distance", "note", text, evidence)
-    return Finding("sampler/far", "warning", text, evidence, _advice(course, "k3", differs, LARGE))
-
-
-def _differs(course: Course) -> Iterator[Finding]:
-    """Whether the sampler of a log differs, from whichever measure that has."""
-    rows = course.rows
-    k3, k1, absolute, largest = (
-        values(rows, f"sampler/{name}") for name in ("k3", "k1", "abs", "abs_max")
-    )
-    if course.log is None or not (k3 or k1 or absolute):
-        return
-    parts = [f"{max(fmean(k3), 0.0):.2g} nats per token (k3)"] if k3 else []
-    parts += [f"a mean absolute log-ratio of {fmean(absolute):.2g}"] if absolute else []
-    parts += [f"{fmean(k1):.2g} nats per token (k1)"] if k1 and not k3 else []
-    most = f", at most {max(largest):.2g} on a token" if largest else ""
-    listing = f"{', '.join(parts)}{most}"
-    means = {n: fmean(v) for n, v in (("k3", k3), ("abs", absolute), ("k1", k1)) if v}
+def _distance(course: Course) -> Finding | None:
+    """How far the sampler is, by what was logged of it, beside what the updates moved."""
+    rows = course.full or course.rows
+    series = {name: v for name in _MEASURES if (v := values(rows, f"sampler/{name}"))}
+    if not series:
+        return None
+    means = {name: fmean(column) for name, column in series.items()}
+    if "k3" in means:
+        means["k3"] = max(means["k3"], 0.0)  # below 0 is rounding
     evidence = {f"sampler/{name}": value for name, value in means.items()}
-    rounding = {"k3": ROUNDING, "abs": STILL, "k1": STILL}
-    if all(max(map(abs, values(rows, f"sampler/{n}"))) <= rounding[n] for n in means):
+    parts = [_MEASURES[n].words.format(means[n]) for n in means if n != "k1" or "k3" not in means]
+    if largest := values(rows, "sampler/abs_max"):
+        parts.append(f"at most {max(largest):.2g} on a token")
+    if identical := values(rows, "sampler/identical_share"):
+        parts.append(f"{percent(fmean(identical))} of tokens identical to the bit")
+    listing = ", ".join(parts)
+    name, column = next(iter(series.items()))
+    if max(map(abs, column)) <= _MEASURES[name].rounding:
         text = f"Sampler and trainer agree; they differ only by rounding: {listing}."
-        yield Finding("sampler/exact", "ok", text, evidence)
-        return
-    first, last = ends(k3 or absolute or k1)
-    grew = first > 0 and last > WORSENED * first
-    grown = f"; it grew from {first:.2g} to {last:.2g}" if grew else ""
-    text = f"The sampler differs from the trainer by {listing}{grown}."
-    limits = {"k3": LARGE, "abs": ABSOLUTE}
-    if far := [name for name in limits if means.get(name, 0.0) > limits[name]]:
-        advice = _advice(course, far[0], means[far[0]], limits[far[0]])
-        yield Finding("sampler/far", "warning", text, evidence, advice)
-    else:
-        yield Finding("sampler/distance", "note", text, evidence)
-    yield Finding("sampler/normal", "note", f"Normal is {NORMAL}.")
+        return Finding("sampler/exact", "ok", text, evidence)
+    first, last = ends(column)
+    grown = f"; it grew from {first:.2g} to {last:.2g}" if last > facts.WORSENED * first > 0 else ""
+    far, beside = next((n for n in means if means[n] > _MEASURES[n].far), None), ""
+    if course.log is None and "k3" in means:
+        evidence["k3"] = moved = mean(rows, "k3")
+        more = "more" if means["k3"] > moved else "less"
+        far = "k3" if means["k3"] > max(moved, facts.LARGE) else None
+        beside = f"{more} than the updates moved the policy ({moved:.2g}): by "
+    text = f"The sampler differs from the trainer by {beside}{listing}{grown}."
+    if far is None:
+        return Finding("sampler/distance", "note", text, evidence)
+    return Finding("sampler/far", "warning", text, evidence, _advice(course, far, means[far]))
+
+
+class _Measure(NamedTuple):
+    """A distance from the sampler: in words, up to where it is rounding, and what is far, nats."""
+
+    words: str
+    rounding: float
+    far: float
+
+
+#: The measures that logs have, the one that is judged first.
+_MEASURES = {
+    "k3": _Measure("{:.2g} nats per token (k3)", facts.ROUNDING, facts.LARGE),
+    "abs": _Measure("a mean absolute log-ratio of {:.2g}", facts.STILL, facts.ABSOLUTE),
+    "k1": _Measure("{:.2g} nats per token (k1)", facts.STILL, inf),
+}
 
 
 def _exponential(course: Course) -> Iterator[Finding]:
     """The mean of e^|log-ratio|, which NeMo RL logs in place of the mean."""
     if means := values(course.rows, "sampler/exp_abs"):
-        value = fmean(means)
+        value, limit = fmean(means), facts.EXP_ABSOLUTE
         text = (
             f"The mean of e^|log-ratio| to the sampler was {value:.3g}, at most {max(means):.3g}; "
-            f"1 would be equality, and NeMo RL's own tests ask for less than {EXP_ABSOLUTE:g}."
+            f"1 would be equality, and NeMo RL's own tests ask for less than {limit:g}."
         )
-        far = value > EXP_ABSOLUTE
         advice = "compare precisions and weights of the two engines (trustclip doctor --sampler)."
-        yield Finding("sampler/exponential", "warning" if far else "note", text,
-                      {"sampler/exp_abs": value}, advice if far else "")  # fmt: skip
+        yield Finding("sampler/exponential", "warning" if value > limit else "note", text,
+                      {"sampler/exp_abs": value}, advice if value > limit else "")  # fmt: skip
 
 
-def _advice(course: Course, name: str, differs: float, limit: float) -> str:
+def _advice(course: Course, name: str, differs: float) -> str:
     if course.log is not None:
         return (
-            f"the sampler differs by {differs:.2g} nats ({name}; {limit} is the limit): compare "
-            "precisions and weights of the two engines, then correct for the rest (tis, icepop)."
+            f"the sampler differs by {differs:.2g} nats ({name}; {_MEASURES[name].far} is the "
+            "limit): compare precisions and weights of the two engines, then correct for the rest "
+            "(tis, icepop)."
         )
     corrects = course.method is not None and Trait.CORRECTS_SAMPLER in course.method.traits
     cure = (
@@ -187,21 +168,18 @@ def in_words(name: str) -> str:
 
 
 def _worst(run: Run) -> Iterator[str]:
-    if tokens := worst_tokens(run)[:NAMED]:
-        listing = "; ".join(
-            f"{token['text']!r} (place {token['position']} of completion {token['index']} sampled "
-            f"after update {token['generated']}: log-probability {token['logp_old']:.3g} and "
-            f"{token['logp_rollout']:.3g})"
-            for token in tokens
-        )
-        yield f"Trainer and sampler agree least on {listing}."
-
-
-def worst_tokens(run: Run) -> list[dict[str, Any]]:
-    """The tokens of the run on which trainer and sampler agree least, each place once."""
+    """The tokens on which trainer and sampler agree least, each place once."""
     tokens = {
         (token["generated"], token["index"], token["position"]): token
         for row in gate_rows(run.path)
         for token in row.get("worst", ())
     }
-    return sorted(tokens.values(), key=lambda t: -abs(t["logp_old"] - t["logp_rollout"]))[:LISTED]
+    worst = sorted(tokens.values(), key=lambda t: -abs(t["logp_old"] - t["logp_rollout"]))
+    if worst:
+        listing = "; ".join(
+            f"{token['text']!r} (place {token['position']} of completion {token['index']} sampled "
+            f"after update {token['generated']}: log-probability {token['logp_old']:.3g} and "
+            f"{token['logp_rollout']:.3g})"
+            for token in worst[: facts.NAMED]
+        )
+        yield f"Trainer and sampler agree least on {listing}."

@@ -6,17 +6,8 @@ from itertools import pairwise
 from math import sqrt
 from statistics import fmean
 
-from trustclip.findings import start
+from trustclip.findings import facts, start
 from trustclip.findings.course import Course
-from trustclip.findings.facts import (
-    DROPPED,
-    GROWN,
-    IDLE,
-    LEFT,
-    LOSS_HAS_GRADIENT,
-    NO_LOSS,
-    TRUNCATED,
-)
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import ends, percent, values
 
@@ -70,10 +61,10 @@ def _drop(course: Course) -> Iterator[Finding]:
     for before, after in pairwise(row for row in course.rows if row.get("reward_std")):
         fall = before["reward"] - after["reward"]
         size = many.get(max((step for step in many if step < after["step"]), default=-1), 0)
-        if not size or after["reward"] > LEFT * before["reward"]:
+        if not size or after["reward"] > facts.LEFT * before["reward"]:
             continue
         error = sqrt((before["reward_std"] ** 2 + after["reward_std"] ** 2) / size)
-        if fall > DROPPED * error and (worst is None or fall > worst[0]):
+        if fall > facts.DROPPED * error and (worst is None or fall > worst[0]):
             worst = fall, before, after
     if worst:
         _, before, after = worst
@@ -95,7 +86,7 @@ def _loss(course: Course) -> Iterator[Finding]:
     if not losses or not gradients:
         return
     most = max(map(abs, losses))
-    if most <= NO_LOSS and fmean(gradients) > LOSS_HAS_GRADIENT * most:
+    if most <= facts.NO_LOSS and fmean(gradients) > facts.LOSS_HAS_GRADIENT * most:
         text = (
             "The loss is 0 as it must be: where the ratio is 1 its value is the mean advantage, "
             "and the advantages of a group sum to 0. Its gradient is not 0 (mean norm "
@@ -126,7 +117,7 @@ def _idle(course: Course, hopeless: bool) -> Iterator[Finding]:
            if share == 1 and course.log is None else "")
         + "take problems of medium difficulty, or more completions per prompt."
     )  # fmt: skip
-    wasted = share > IDLE and not course.solved and not hopeless
+    wasted = share > facts.IDLE and not course.solved and not hopeless
     yield Finding(
         "signal/idle",
         "warning" if wasted else "note",
@@ -143,16 +134,16 @@ def _lengths(course: Course, hopeless: bool) -> Iterator[Finding]:
     )
     if cut:
         first, last = ends(cut)
-        many = "Many" if max(first, last) > TRUNCATED else "Few"
+        many = "Many" if max(first, last) > facts.TRUNCATED else "Few"
         spans = f"{percent(first)} at the start, {percent(last)} at the end"
         text = f"{many} completions were truncated: {spans}."
-        growing = bool(length) and ends(length)[1] > GROWN * ends(length)[0]
+        growing = bool(length) and ends(length)[1] > facts.GROWN * ends(length)[0]
         advice = (
             f"{percent(last)} of completions were truncated at the end"
             f"{', and length is growing' if growing else ''}: raise the limit, or mask truncated "
             "completions."
         )
-        often = last > TRUNCATED and not hopeless
+        often = last > facts.TRUNCATED and not hopeless
         evidence = {"completions/clipped_ratio": last}
         yield Finding(
             "signal/truncated", "warning" if often else "note", text, evidence,

@@ -31,44 +31,14 @@ COLUMNS = (
 )  # fmt: skip
 
 
-#: Shards of a run's samples: of the first rank, then of the others.
-SHARD = re.compile(r"(samples(?:-rank\d+)?)(?:-(\d{5,}))?\.jsonl")
-#: A shard of samples is followed by another when it has grown past this.
-SHARD_BYTES = 64 * 2**20
+#: Files of a run's samples: of the first rank, and of each other one.
+SHARD = re.compile(r"samples(-rank\d+)?\.jsonl")
 
 
 def shards(folder: Path) -> list[Path]:
-    """Files of a run's samples, in the order they were written; a user's own copies are not."""
+    """Files of a run's samples, one of each rank; a user's own copies are not."""
     paths = Inside(folder).files("samples*.jsonl")
     return sorted((p for p in paths if SHARD.fullmatch(p.name)), key=lambda path: path.stem)
-
-
-def newest_shard(folder: Path, rank: int) -> Path:
-    """The shard that a rank appends to."""
-    number, own = 0, f"-rank{rank}" if rank else ""
-    while True:
-        shard = folder / f"samples{own}{f'-{number:05d}' if number else ''}.jsonl"
-        if not shard.exists() or shard.stat().st_size < SHARD_BYTES:
-            return shard
-        number += 1
-
-
-def own_shards(folder: Path) -> list[Path]:
-    """Shards that a run has written; others of such a name are a user's own.
-
-    Each is a first one, or follows one that is full.
-    """
-    paths: list[Path] = []
-    allowed: set[str] = set()  # names of those that follow
-    for path in shards(folder):
-        match = SHARD.fullmatch(path.name)
-        assert match is not None
-        number = int(match[2] or 0)
-        if number == 0 or path.stem in allowed:
-            paths.append(path)
-            if path.stat().st_size >= SHARD_BYTES:
-                allowed.add(f"{match[1]}-{number + 1:05d}")
-    return paths
 
 
 def sample_rows(folder: Path) -> Iterator[Row]:

@@ -193,6 +193,8 @@ def _parquet(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 #: Tokens of a row group that we write: with all their columns within the bounds of a reader.
 _TOKENS = 1_000_000
+#: Path in Parquet of the numbers in a column's lists.
+_ITEMS = "%s.list.element"
 
 
 def write_tokens(path: Path, rows: Iterable[TokenRow]) -> None:
@@ -206,44 +208,22 @@ def write_tokens(path: Path, rows: Iterable[TokenRow]) -> None:
         return
     if path.suffix != ".parquet":
         raise ValueError(f"{path}: expected a name that ends in .jsonl or .parquet.")
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    part, rows = part_of(path), list(rows)
-    longest = max((len(row.logp) for row in rows), default=1)
+    part, plain = part_of(path), [row.to_dict() for row in rows]
+    names = [f.name for f in dataclasses.fields(TokenRow) if any(f.name in row for row in plain)]
+    table = pa.table({name: [row.get(name) for row in plain] for name in names})
+    longest = max((len(row["logp"]) for row in plain), default=1)
     size = max(1, min(parquet.ROWS, _TOKENS // max(longest, 1)))
-    pq.write_table(_table(rows), part, row_group_size=size, compression="zstd")
+    # Numbers of 32 bits take no more room than that where each of their bytes has its own stream.
+    packed: Any = [_ITEMS % name for name in FLOATS]
+    texts: Any = [_ITEMS % "token"]
+    pq.write_table(
+        table, part, row_group_size=size, compression="zstd", use_byte_stream_split=packed,
+        use_dictionary=texts,
+    )  # fmt: skip
     part.replace(path)
-
-
-def _table(rows: Sequence[TokenRow]) -> Any:
-    """Rows as an Arrow table; numbers that fit into 32 bits without loss take no more."""
-    import pyarrow as pa
-
-    columns: dict[str, Any] = {}
-    for field in dataclasses.fields(TokenRow):
-        values = [getattr(row, field.name) for row in rows]
-        if all(value is None for value in values):
-            continue
-        if field.name in (*WHOLE, "reward"):
-            columns[field.name] = pa.array(values)
-            continue
-        if field.name == "token":
-            flat = pa.array([text for row in values for text in row or ()], pa.string())
-        else:
-            flat = pa.array(_narrow(np.concatenate([v for v in values if v is not None])))
-        ends = np.cumsum([0] + [0 if v is None else len(v) for v in values]).astype(np.int32)
-        missing = pa.array([v is None for v in values])
-        columns[field.name] = pa.ListArray.from_arrays(pa.array(ends), flat, mask=missing)
-    return pa.table(columns)
-
-
-def _narrow(values: NDArray[Any]) -> NDArray[Any]:
-    kind = {"f": np.float32, "i": np.int32}.get(values.dtype.kind)
-    if kind is None:
-        return values
-    with np.errstate(over="ignore"):
-        narrow = values.astype(kind)
-    return narrow if np.array_equal(narrow, values, equal_nan=kind is np.float32) else values
 
 
 def padded(rows: Sequence[TokenRow], name: str) -> torch.Tensor:

@@ -134,7 +134,7 @@ def collect(
             Section("sweep", "Sweep", sweeps),
             Section("budget", "Samples and K", _for_each(groups, budget.budget_figure)),
             Section("gate", "Gate", gate),
-            Section("sampler", "Sampler", policies, _some(results.worst_table(groups))),
+            Section("sampler", "Sampler", policies),
             Section("shadows", "Shadows", [], shadows.tables(groups)),
         ],
     )

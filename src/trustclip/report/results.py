@@ -1,11 +1,9 @@
-"""The tables of a report: scores of every group, differences, worst tokens."""
+"""The tables of a report: scores of every group, and their differences."""
 
 from collections.abc import Iterator, Sequence
 
 from trustclip.findings.comparison import Compared
-from trustclip.findings.facts import ROUNDING
 from trustclip.findings.groups import Estimate, Group, by_setting, names
-from trustclip.findings.sampler import worst_tokens
 from trustclip.report.tables import NOTHING, Cell, Table, TableRow
 from trustclip.support.text import bracket, percent, signed, title_of
 
@@ -178,31 +176,3 @@ def p_text(p: float | None) -> str:
       ('0.041', '< 0.001', '-')
     """
     return "-" if p is None or p != p else "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def worst_table(groups: Sequence[Group]) -> Table | None:
-    """The tokens on which trainer and sampler agree least, of every group's first such run."""
-    rows: list[TableRow] = []
-    for title, group in zip(names(groups), groups, strict=True):
-        tokens = next((worst for run in group.runs if (worst := worst_tokens(run))), [])
-        if tokens and abs(tokens[0]["logp_old"] - tokens[0]["logp_rollout"]) > ROUNDING**0.5:
-            rows.append(TableRow(title, kind="section"))
-            for token in tokens:
-                old, rollout = token["logp_old"], token["logp_rollout"]
-                cells = [f"{old:.4g}", f"{rollout:.4g}", f"{old - rollout:+.3g}"]
-                cells += [str(token[key]) for key in ("generated", "index", "position")]
-                label = repr(token["text"])
-                rows.append(TableRow(label, list(map(Cell, cells)), series=group.series))
-    if not rows:
-        return None
-    return Table(
-        key="worst-tokens",
-        title="Tokens on which trainer and sampler agree least",
-        corner="Token",
-        head=[
-            ("Log-probability, nats", ["trainer (old)", "sampler", "difference"]),
-            ("Place", ["sampled after update", "completion", "position"]),
-        ],
-        rows=rows,
-        notes=["These are the ten worst of the ten worst tokens of every update."],
-    )

@@ -1,85 +1,23 @@
-"""Recorded tokens for people: what the constraint and others did to each, and to which strings."""
+"""Recorded tokens as a page holds them: of many completions a sample."""
 
 import base64
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from trustclip.constraints.base import Method
-from trustclip.constraints.loss import gradient
-from trustclip.constraints.registry import method
 from trustclip.logs.recognise import token_rows
 from trustclip.logs.samples import problem_of, problem_texts, shards, whole
-from trustclip.logs.tokens import TokenRow, token_batch
+from trustclip.logs.tokens import TokenRow
 from trustclip.logs.watched import sources
 from trustclip.support.jsonl import scan
 
-#: Methods whose gate is computed on the tokens of any run, at the defaults of their papers.
-SHADOWS = ("clip", "clip_higher", "atr", "dppo", "gspo", "icepop")
-#: Name of what the run itself did.
-OWN = "this run"
 #: Maximum number of completions, and of their tokens, in a page.
 MAX_COMPLETIONS, MAX_TOKENS = 2000, 1_000_000
-#: Strings in the table of those that are cut most often.
-MAX_STRINGS = 20
 #: Numbers of a token in the page.
 COLUMNS = ("logp", "logp_old", "logp_rollout", "entropy", "advantage", "coefficient")
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """A completion, and what each constraint did to its tokens.
-
-    Args:
-      coefficients: gradient of the objective in each log-probability, by constraint. [time].
-      kept: true where the gate left a gradient as it was, by constraint. [time].
-    """
-
-    row: TokenRow
-    coefficients: dict[str, NDArray[np.float64]]
-    kept: dict[str, NDArray[np.bool_]]
-
-    def cut(self, name: str) -> NDArray[np.bool_]:
-        """True for tokens that count and that a constraint has cut. Shape [time]."""
-        return self.row.mask & ~self.kept[name]
-
-    def share(self, name: str) -> float:
-        """Share of its tokens that a constraint has cut."""
-        return float(self.cut(name).sum() / max(self.row.mask.sum(), 1))
-
-
-def judge(row: TokenRow, shadows: Sequence[Method]) -> Judgement:
-    """What a run's own constraint, where it was recorded, and others did to a completion.
-
-    Of the others, one that needs a number the row lacks is left out.
-    """
-    coefficients: dict[str, NDArray[np.float64]] = {}
-    kept: dict[str, NDArray[np.bool_]] = {}
-    if row.coefficient is not None:
-        coefficients[OWN] = row.coefficient
-        silent = (row.coefficient == 0) & (row.advantage != 0)
-        kept[OWN] = ~silent if row.kept is None else row.kept
-    batch = token_batch([row])
-    for shadow in shadows:
-        if all(getattr(batch, name) is not None for name in shadow.requires):
-            c, surrogate = gradient(shadow, batch)
-            coefficients[shadow.name] = c[0].double().numpy()
-            kept[shadow.name] = surrogate.kept[0].numpy()
-    return Judgement(row, coefficients, kept)
-
-
-def judgements(path: Path, shadows: Sequence[str] = SHADOWS) -> Iterator[Judgement]:
-    """Completions of a file or folder of tokens, judged one by one."""
-    methods = [method(name) for name in shadows]
-    for row in token_rows(path):
-        yield judge(row, methods)
 
 
 def strings(row: TokenRow) -> Sequence[str]:
@@ -87,35 +25,6 @@ def strings(row: TokenRow) -> Sequence[str]:
     if row.token is not None:
         return row.token
     return ["?"] * len(row.logp) if row.token_id is None else [f"#{i}" for i in row.token_id]
-
-
-@dataclass
-class CutStrings:
-    """Which strings each constraint cuts, over all completions that were added."""
-
-    every: Counter[str] = field(default_factory=Counter)
-    cut: dict[str, Counter[str]] = field(default_factory=dict)
-
-    def add(self, item: Judgement) -> None:
-        """Add the tokens of a completion that count."""
-        texts = strings(item.row)
-        self.every.update(compress(texts, item.row.mask))
-        for name in item.kept:
-            self.cut.setdefault(name, Counter()).update(compress(texts, item.cut(name)))
-
-    def share(self, name: str) -> float:
-        """Share of all tokens that a constraint has cut."""
-        return self.cut[name].total() / max(self.every.total(), 1)
-
-    def most_cut(self, name: str, count: int = MAX_STRINGS) -> list[tuple[str, int, int, float]]:
-        """(string, its tokens, those cut, lift) of the most cut.
-
-        The lift is the cut share of its tokens over that of all tokens.
-        """
-        return [
-            (text, self.every[text], hits, hits / self.every[text] / self.share(name))
-            for text, hits in self.cut[name].most_common(count)
-        ]
 
 
 #: Numbers of the texts of tokens in the page, by text and id (-1 where none was recorded): each is

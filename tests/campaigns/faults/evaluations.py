@@ -1,4 +1,4 @@
-"""Evaluations that meet faults: samples in several shards, drawn again where they are not whole."""
+"""Evaluations that meet faults: samples are drawn again where they are not whole."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

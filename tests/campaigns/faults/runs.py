@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from trustclip.logs import samples
 from trustclip.logs.writing import run as writing
 from trustclip.support.jsonl import read_jsonl
 from trustclip.support.names import TrainingError
@@ -46,8 +45,6 @@ from .world import Dead, Plan, World
 
 #: Processes after which a run has to be finished: each fault ends one.
 PATIENCE = 12
-#: Bytes after which a shard of samples is followed by another: some completions.
-SHARD = 700
 #: What depends on the clock, itself or as a hash of it.
 CLOCK = {
     "hashes",
@@ -55,7 +52,6 @@ CLOCK = {
     "train_samples_per_second", "train_steps_per_second",
 }  # fmt: skip
 
-_SHARD = re.compile(r"(samples(?:-rank\d+)?)(-\d+)?\.jsonl")
 
 #: Trains in a folder; True when the run is finished, False when it was asked to stop.
 Work = Callable[[Path, Setup], bool]
@@ -87,9 +83,6 @@ def outcome(folder: Path) -> dict[str, bytes]:
             with suppress(ValueError):  # damaged
                 values = [timeless(json.loads(line)) for line in _lines(path, content)]
                 content = json.dumps(values).encode()
-        if shard := _SHARD.fullmatch(name):  # where one ends may differ
-            name = shard[1]
-            content = found.get(name, b"") + content
         found[name] = content
     return found
 
@@ -375,7 +368,6 @@ class Runs:
         with ExitStack() as stack:
             for part in (as_a_process(), world, noted(game, world, plan)):
                 stack.enter_context(part)
-            stack.enter_context(mock.patch.object(samples, "SHARD_BYTES", SHARD))
             for slow in ("environment", "versions"):
                 stack.enter_context(mock.patch.object(writing, slow, dict))
             yield

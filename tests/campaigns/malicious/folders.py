@@ -140,7 +140,7 @@ for _name in (
     "checkpoints/step-000009", "attempt-1",
 ):  # fmt: skip
     enter(f"link {_name} to a folder", link(_name, "precious"))
-enter("link that leads nowhere yet", link("samples-00001.jsonl", "new.txt"))
+enter("link that leads nowhere yet", link("samples-rank1.jsonl", "new.txt"))
 
 
 def _tracker(run: Path) -> None:

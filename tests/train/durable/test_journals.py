@@ -107,8 +107,8 @@ def test_a_line_stands_where_its_offset_says_behind_empty_lines(tmp_path):
     assert [row["a"] for row in read_jsonl(path)] == [1, 2, 3]
 
 
-def test_shards_are_read_in_the_order_they_were_written(tmp_path):
-    stems = ["samples", "samples-00001", "samples-00002", "samples-rank1", "samples-rank1-00001"]
+def test_samples_are_read_rank_by_rank(tmp_path):
+    stems = ["samples", "samples-rank1", "samples-rank2"]
     for stem in reversed(stems):
         (tmp_path / f"{stem}.jsonl").write_text("")
     assert [path.stem for path in shards(tmp_path)] == stems
@@ -124,31 +124,3 @@ def test_nothing_is_cut_where_one_file_is_refused(tmp_path, lost):
     with pytest.raises(ValueError, match=f"{lost} has lost lines"):
         resumed(run).rewind(cursor)
     assert (run.path / "gates.jsonl").read_bytes() == before
-
-
-def test_a_shard_is_gone_for_good_before_the_one_that_it_follows_is_cut(tmp_path, monkeypatch):
-    """A cut shard is not full: one that came back behind it would not be known as the run's."""
-    monkeypatch.setattr("trustclip.logs.samples.SHARD_BYTES", 80)
-    run = recorded(tmp_path / "run")
-    cursor = run.cursor()
-    for step in range(3, 8):
-        run.sample([{"step": step, "response": "2"}])
-    assert len(shards(run.path)) == 3
-    done, sync, cut = [], os.fsync, os.ftruncate
-
-    def synced(descriptor):
-        done.append(("sync", os.readlink(f"/proc/self/fd/{descriptor}")))
-        sync(descriptor)
-
-    def shortened(descriptor, size):
-        done.append(("cut", os.readlink(f"/proc/self/fd/{descriptor}")))
-        cut(descriptor, size)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "ftruncate", shortened)
-    again = resumed(run)
-    done.clear()
-    again.rewind(cursor)
-    assert shards(run.path) == [run.path / "samples.jsonl"]
-    removed = done.index(("sync", str(run.path)))
-    assert removed < done.index(("cut", str(run.path / "samples.jsonl")))

@@ -143,20 +143,17 @@ def test_a_torn_last_line_is_mended_by_the_next_append(tmp_path):
     assert read_jsonl(path) == [{"a": 5}]
 
 
-def test_a_users_copy_of_the_samples_is_neither_read_nor_deleted(tmp_path, monkeypatch):
-    monkeypatch.setattr("trustclip.logs.samples.SHARD_BYTES", 1)
+def test_a_users_copy_of_the_samples_is_neither_read_nor_deleted(tmp_path):
     run = RunDirectory(tmp_path, "rl", settings(tmp_path))
     row = {"stage": "eval", "step": 0, "task": "t", "id": "1", "k": 0, "correct": 1}
     run.sample([row])
     cursor = run.cursor()
     copy = tmp_path / "samples_backup.jsonl"
     copy.write_bytes((tmp_path / "samples.jsonl").read_bytes())
-    append_jsonl(tmp_path / "samples-00001.jsonl", [{**row, "k": 1}])
-    append_jsonl(tmp_path / "samples-rank1.jsonl", [{**row, "k": 2}])
-    assert [path.name for path in shards(tmp_path)] == [
-        "samples.jsonl", "samples-00001.jsonl", "samples-rank1.jsonl",
-    ]  # fmt: skip
-    assert len(Samples.read(tmp_path).places) == 3
+    append_jsonl(tmp_path / "samples-rank1.jsonl", [{**row, "k": 1}])
+    names = ["samples.jsonl", "samples-rank1.jsonl"]
+    assert [path.name for path in shards(tmp_path)] == names
+    assert len(Samples.read(tmp_path).places) == 2
     run.rewind(cursor)
     assert copy.exists() and [path.name for path in shards(tmp_path)] == ["samples.jsonl"]
 

@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from faults import evaluations, standin
+from faults import standin
 from faults.setups import Setup
 
 from trustclip.cli.main import main
@@ -82,10 +82,10 @@ def test_rows_that_were_cut_off_or_added_are_found(run):
     os.truncate(gates, gates.stat().st_size - 5)
     with samples.open("a") as file:
         file.write('{"stage": "rl", "step": 4}\n')
-    (run / "samples-00001.jsonl").write_text('{"stage": "rl", "step": 4}\n')
+    (run / "samples-rank1.jsonl").write_text('{"stage": "rl", "step": 4}\n')
     found = findings(run)
     assert found["gates.jsonl"][0] == "missing" and "bytes are left of" in found["gates.jsonl"][1]
-    assert found["samples.jsonl"][0] == found["samples-00001.jsonl"][0] == "changed"
+    assert found["samples.jsonl"][0] == found["samples-rank1.jsonl"][0] == "changed"
 
 
 def test_of_a_run_that_goes_on_its_newest_rows_are_not_covered_yet(run):
@@ -137,15 +137,6 @@ def test_a_link_is_no_file_of_a_run(run, tmp_path):
     (run / "gates.jsonl").unlink()
     (run / "gates.jsonl").symlink_to(secret)
     assert findings(run)["gates.jsonl"] == ("missing", "no regular file")
-
-
-def test_an_evaluation_has_hashes_of_all_its_shards(tmp_path, monkeypatch):
-    monkeypatch.setattr("trustclip.logs.samples.SHARD_BYTES", 1500)
-    assert evaluations.work(tmp_path / "run", Setup())
-    names = [name for name in states(tmp_path / "run") if name.startswith("samples")]
-    assert len(names) > 1 and verify(tmp_path / "run").whole
-    flip(tmp_path / "run" / names[0])
-    assert list(findings(tmp_path / "run")) == [names[0]]
 
 
 def test_what_the_run_itself_noticed_to_be_lost_is_missing(tmp_path):

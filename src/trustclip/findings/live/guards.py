@@ -8,19 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from trustclip.findings.facts import (
-    ALL_CUT,
-    CLOSED,
-    FIRST_ROWS,
-    MASTERED,
-    MAX_SKIPPED,
-    NEARLY_SURE,
-    PATIENCE,
-    SKIP_WINDOW,
-    SPIKE,
-    SPIKE_AFTER,
-    SPIKE_WINDOW,
-)
+from trustclip.findings import facts
 from trustclip.findings.live import trends
 from trustclip.logs.writing.completions import Notice
 
@@ -30,7 +18,7 @@ Row = Mapping[str, Any]
 NONFINITE_GRADIENT = (
     "the gradient of this update is not finite (NaN or infinite), so the update was "
     "skipped: weights and optimizer are unchanged. One such batch does no harm; more "
-    f"than {MAX_SKIPPED:.0%} of {SKIP_WINDOW} updates end the run."
+    f"than {facts.MAX_SKIPPED:.0%} of {facts.SKIP_WINDOW} updates end the run."
 )
 
 
@@ -82,13 +70,13 @@ class RowGuards:
             wrong = look(self, row)
             if wrong is not None:
                 self._streaks[name] = self._streaks.get(name, 0) + 1 if wrong else 0
-            if wrong and self._streaks[name] >= PATIENCE.get(name, 1):
+            if wrong and self._streaks[name] >= facts.PATIENCE.get(name, 1):
                 self.report(step, name, wrong)
-        if len(self._first_entropies) < FIRST_ROWS and _number(row, _ENTROPY) is not None:
+        if len(self._first_entropies) < facts.FIRST_ROWS and _number(row, _ENTROPY) is not None:
             self._first_entropies.append(row[_ENTROPY])
         for name, before in self._recent.items():
             if (value := _number(row, name)) is not None:
-                self._recent[name] = [*before, abs(value)][-SPIKE_WINDOW:]
+                self._recent[name] = [*before, abs(value)][-facts.SPIKE_WINDOW :]
 
     def report(self, step: int, name: str, text: str) -> None:
         """Report a failure, seen here or by the trainer itself, unless that was done before."""
@@ -110,11 +98,11 @@ class RowGuards:
 
     def _collapse(self, row: Row) -> str | None:
         entropy = _number(row, _ENTROPY)
-        if entropy is None or len(self._first_entropies) < FIRST_ROWS:
+        if entropy is None or len(self._first_entropies) < facts.FIRST_ROWS:
             return None
-        first = sorted(self._first_entropies)[FIRST_ROWS // 2]
-        mastered = self._accuracy is not None and self._accuracy >= MASTERED
-        if mastered or entropy >= NEARLY_SURE * first:
+        first = sorted(self._first_entropies)[facts.FIRST_ROWS // 2]
+        mastered = self._accuracy is not None and self._accuracy >= facts.MASTERED
+        if mastered or entropy >= facts.NEARLY_SURE * first:
             return ""
         right = "" if self._accuracy is None else f", with {self._accuracy:.0%} of answers right"
         return (
@@ -131,7 +119,7 @@ class RowGuards:
         reward = _number(row, "reward")
         level = "" if reward is None else f" (mean reward {reward:.3g})"
         return (
-            f"in the last {PATIENCE['constant_reward']} generations every answer to a "
+            f"in the last {facts.PATIENCE['constant_reward']} generations every answer to a "
             f"problem got the same reward{level}: advantages are zero and there is nothing to "
             "learn. Use problems that are solved sometimes but not always, raise num_generations, "
             "or check the answer format with the completions in samples.jsonl."
@@ -139,7 +127,7 @@ class RowGuards:
 
     def _cut_short(self, row: Row) -> str | None:
         share = _number(row, "completions/clipped_ratio")
-        if share is None or share < ALL_CUT:
+        if share is None or share < facts.ALL_CUT:
             return None if share is None else ""
         return (
             f"{share:.0%} of completions have no end token, so the length limit probably cut them "
@@ -149,7 +137,7 @@ class RowGuards:
 
     def _closed(self, row: Row) -> str | None:
         share = _number(row, "trustclip/gated")
-        if not share or share <= CLOSED:  # the first update of a generation has no evidence
+        if not share or share <= facts.CLOSED:  # the first update of a generation has no evidence
             return "" if share else None
         return (
             f"the gate is closed on {share:.0%} of tokens in updates where it closes at all: "
@@ -162,9 +150,9 @@ class RowGuards:
 
     def _spike(self, row: Row, name: str, what: str) -> str | None:
         value, before = _number(row, name), self._recent[name]
-        if value is None or len(before) < SPIKE_AFTER:
+        if value is None or len(before) < facts.SPIKE_AFTER:
             return None
-        if abs(value) <= SPIKE * max(before) or max(before) == 0:
+        if abs(value) <= facts.SPIKE * max(before) or max(before) == 0:
             return ""
         largest = max(before)
         return (

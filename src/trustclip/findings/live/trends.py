@@ -11,16 +11,7 @@ from itertools import pairwise
 from statistics import linear_regression
 from typing import Any
 
-from trustclip.findings.facts import (
-    FACTOR,
-    FEWEST,
-    JUMP,
-    LEAST_FRESH,
-    LEAST_MISMATCH,
-    LEAST_RISE,
-    SIGNIFICANT,
-    WINDOW,
-)
+from trustclip.findings import facts
 
 #: Largest autocorrelation that the standard error of a slope is corrected for.
 _CORRELATED = 0.95
@@ -56,7 +47,7 @@ def follow(series: Series, row: Mapping[str, Any]) -> bool:
     for name, values in series.items():
         if _BEGINS in row and values["open"]:
             mean = sum(values["open"]) / len(values["open"])
-            values["means"], values["open"] = [*values["means"], mean][-WINDOW:], []
+            values["means"], values["open"] = [*values["means"], mean][-facts.WINDOW :], []
             complete = True
         value = row.get(name)
         if isinstance(value, int | float) and math.isfinite(value):
@@ -79,7 +70,7 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
       (4.0, True)
     """
     n = len(values)
-    if n < FEWEST:
+    if n < facts.FEWEST:
         return 1.0, 0.0
     y = [math.log(max(value, 1e-300)) for value in values]
     slope, intercept = linear_regression(range(n), y)
@@ -95,12 +86,12 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
 
 def rises(values: Sequence[float]) -> bool:
     factor, errors = trend(values)
-    return factor >= FACTOR and errors >= SIGNIFICANT
+    return factor >= facts.FACTOR and errors >= facts.SIGNIFICANT
 
 
 def falls(values: Sequence[float]) -> bool:
     factor, errors = trend(values)
-    return factor <= 1 / FACTOR and errors <= -SIGNIFICANT
+    return factor <= 1 / facts.FACTOR and errors <= -facts.SIGNIFICANT
 
 
 # Each of these describes its failure in a sentence, "" where there is none.
@@ -108,7 +99,7 @@ def falls(values: Sequence[float]) -> bool:
 
 def mismatch_drift(series: Series) -> str:
     means = series[MISMATCH]["means"]
-    if not rises(means) or means[-1] < LEAST_MISMATCH:
+    if not rises(means) or means[-1] < facts.LEAST_MISMATCH:
         return ""
     return (
         f"sampler and trainer agree less and less: sampler/k3 rose {trend(means)[0]:.1f} times "
@@ -126,9 +117,8 @@ def weight_sync(series: Series) -> str:
     generation is `JUMP` times as far from the trainer as any before it, the update between them
     has not reached the sampler, or only in part.
     """
-    values = series.get(FRESH, {"means": [], "open": []})  # checkpoints of older releases lack it
-    before, current = values["means"], values["open"][:1]
-    if not (before and current) or current[0] < max(LEAST_FRESH, JUMP * max(before)):
+    before, current = series[FRESH]["means"], series[FRESH]["open"][:1]
+    if not (before and current) or current[0] < max(facts.LEAST_FRESH, facts.JUMP * max(before)):
         return ""
     times = current[0] / max(*before, 1e-9)
     return (
@@ -156,7 +146,7 @@ def ess_fall(series: Series) -> str:
 
 def entropy_rise(series: Series) -> str:
     means = series[ENTROPY]["means"]
-    if not rises(means) or means[-1] < means[0] + LEAST_RISE:
+    if not rises(means) or means[-1] < means[0] + facts.LEAST_RISE:
         return ""
     return (
         f"the entropy rose to {means[-1]:.2g} nats per token, {trend(means)[0]:.1f} times what it "

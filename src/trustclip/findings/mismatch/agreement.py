@@ -19,19 +19,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from trustclip.constraints.sampler import Pairs
-from trustclip.findings.facts import (
-    EARLY,
-    EXACT,
-    FEWEST_TOKENS,
-    FINER,
-    FINER_FACTOR,
-    FOLLOWS,
-    HALF_PRECISION,
-    KERNELS,
-    ONE_SIDED,
-)
+from trustclip.findings import facts
 from trustclip.findings.finding import Finding
-from trustclip.findings.mismatch.traces import Cause, Growth, Traces, cause_of, likely, traces_of
+from trustclip.findings.mismatch.traces import Growth, Traces, cause_of, likely, traces_of
 
 
 def compare(pairs: Pairs) -> Finding:
@@ -53,10 +43,10 @@ def compare(pairs: Pairs) -> Finding:
       >>> compare(Pairs(logp, logp - torch.linspace(0, math.log(0.9), 1000))).kind
       'sampler/truncation'
     """
-    if len(pairs.trainer) < FEWEST_TOKENS:
+    if len(pairs.trainer) < facts.FEWEST_TOKENS:
         raise ValueError(
-            f"a comparison needs at least {FEWEST_TOKENS} tokens, got {len(pairs.trainer)}: raise "
-            "the number of completions, or their length."
+            f"a comparison needs at least {facts.FEWEST_TOKENS} tokens, got {len(pairs.trainer)}: "
+            "raise the number of completions, or their length."
         )
     traces = traces_of(pairs)
     cause = cause_of(traces)
@@ -66,7 +56,7 @@ def compare(pairs: Pairs) -> Finding:
     slight = traces.mean <= limit
     sharper = slight and likely(traces)
     parts = [_numbers(traces), _floor(traces), _WHY[cause](traces, pairs)]
-    name: str = cause
+    name = cause
     if sharper:
         parts, name = [*parts, _SHARPER], "sharper"
     elif cause == "precision" and traces.between:
@@ -91,7 +81,7 @@ def _numbers(traces: Traces) -> str:
 def _floor(traces: Traces) -> str:
     """How much the trainer differs from itself."""
     floor = traces.floor
-    if floor is None or traces.mean <= KERNELS:
+    if floor is None or traces.mean <= facts.KERNELS:
         return ""
     return (
         f"The trainer differs from itself by {floor.kernels:.2g} nats where only the batch or the "
@@ -101,7 +91,7 @@ def _floor(traces: Traces) -> str:
 
 def _temperature(traces: Traces, pairs: Pairs) -> str:
     size = f"about {1 / max(1 - traces.slope, 0.1):.2g} times"
-    if traces.explained < EXACT:
+    if traces.explained < facts.EXACT:
         size = "well below" if traces.slope < 0 else "well above"
     return (
         "The differences are those of a temperature: the sampler's log-probabilities belong to one "
@@ -112,20 +102,12 @@ def _temperature(traces: Traces, pairs: Pairs) -> str:
     )
 
 
-def _precision(traces: Traces, pairs: Pairs) -> str:
-    return (
-        f"{_size(traces)} Training can go on. Weights that were not sent look alike at first, but "
-        "sampler/abs then rises with every update. Watch it and sampler/sequence_ess; if they get "
-        "worse, correct for the sampler (tis, icepop, or anchor 'rollout')."
-    )
-
-
 def _size(traces: Traces) -> str:
     """Noise on both sides: possible causes of its size."""
-    floor, half = traces.floor, f"{HALF_PRECISION:g}"
+    floor, half = traces.floor, f"{facts.HALF_PRECISION:g}"
     if traces.between and floor is not None:
-        eighth = FINER * floor.half
-        finer = eighth / FINER_FACTOR < traces.mean < eighth * FINER_FACTOR
+        eighth = facts.FINER * floor.half
+        finer = eighth / facts.FINER_FACTOR < traces.mean < eighth * facts.FINER_FACTOR
         text = "The difference is noise on both sides, more than other kernels make and less than "
         one = "float16 or TF32, or " if finer else ""
         return f"{text}bfloat16. Its cause may be {one}weights that are an update or two old."
@@ -146,22 +128,10 @@ def _size(traces: Traces) -> str:
     follows = (
         f", and it follows the trainer's own step to the other precision (correlation "
         f"{floor.follows:.2f})"
-        if floor.follows > FOLLOWS
+        if floor.follows > facts.FOLLOWS
         else ""
     )
     return f"{text}in the sampler, the trainer or both){follows}."
-
-
-def _tail(traces: Traces, pairs: Pairs) -> str:
-    return (
-        f"A few tokens differ far more than the others: {100 * traces.tail:.2g} % of them, by "
-        f"{traces.tail_mean:.2g} nats on average, have {100 * traces.tail_weight:.0f} % of the "
-        "squared differences. In a mixture of experts, sampler and trainer then sent a token to "
-        "other experts: replay the sampler's routing if the engine can, or mask these tokens "
-        "(icepop), and watch sampler/sequence_ess. In a dense model precision is not the cause: "
-        "the sampler's weights are some updates old, or single tokens are wrong (gates.jsonl, "
-        f"column `worst`).{_floor_tail(traces)}"
-    )
 
 
 def _floor_tail(traces: Traces) -> str:
@@ -176,34 +146,14 @@ def _floor_tail(traces: Traces) -> str:
     return " The trainer does not differ from itself in this way."
 
 
-def _growth(growth: Growth) -> str:
+def _growth(growth: Growth | None) -> str:
+    assert growth is not None
     return f"{growth.last:.2g} nats against {growth.first:.2g}, {growth.times:.1f} times as much"
-
-
-def _depth(traces: Traces, pairs: Pairs) -> str:
-    assert traces.depth is not None
-    return (
-        "The difference grows along a completion: in the last quarter of the places it is, over "
-        f"1 - p, {_growth(traces.depth)} as in the first. Precision is not the cause: the engines "
-        "read another context. Suspect the sampler's cache of keys and values (precision, "
-        "eviction, prefix sharing), positions (RoPE scaling, padding), or a sliding window that "
-        "only one of them has."
-    )
-
-
-def _stale(traces: Traces, pairs: Pairs) -> str:
-    assert traces.stale is not None
-    return (
-        "The difference grows with the age of a sample: on tokens from older weights it is, over "
-        f"1 - p, {_growth(traces.stale)} as on the freshest. The engines agree, but the samples "
-        "are stale. A smaller lag (max_staleness, fewer generations in flight) removes the cause; "
-        "a correction (tis, icepop, or anchor 'rollout') compensates for it."
-    )
 
 
 def _prompt(traces: Traces, pairs: Pairs) -> str:
     where = (
-        f"The first {EARLY} tokens of a completion differ most, "
+        f"The first {facts.EARLY} tokens of a completion differ most, "
         f"{traces.early.times:.1f} times as much as the others:"
         if traces.early is not None and traces.early.times > 1.5
         else "The trainer finds the text itself improbable:"
@@ -216,7 +166,7 @@ def _prompt(traces: Traces, pairs: Pairs) -> str:
 
 def _truncation(traces: Traces, pairs: Pairs) -> str:
     cut = "samples from a part of the vocabulary"
-    if traces.up <= ONE_SIDED * traces.down:
+    if traces.up <= facts.ONE_SIDED * traces.down:
         nucleus = math.exp(traces.lowest)
         text = (
             f"The sampler finds every token likelier than the trainer does. So it {cut} "
@@ -258,27 +208,51 @@ def _weights(traces: Traces, pairs: Pairs) -> str:
     )
     if traces.early is not None and traces.early.times > 1.5:
         text += (
-            f" The prompt is likelier: the first {EARLY} tokens of a completion differ "
+            f" The prompt is likelier: the first {facts.EARLY} tokens of a completion differ "
             f"{traces.early.times:.1f} times as much."
         )
     return text
 
 
-_WHY: dict[Cause, Callable[[Traces, Pairs], str]] = {
-    "none": lambda traces, pairs: "",
-    "precision": _precision,
-    "tail": _tail,
+#: What is said of each cause.
+_WHY: dict[str, Callable[[Traces, Pairs], str]] = {
+    "none": lambda *_: "",
+    "precision": lambda t, _: (
+        f"{_size(t)} Training can go on. Weights that were not sent look alike at first, but "
+        "sampler/abs then rises with every update. Watch it and sampler/sequence_ess; if they get "
+        "worse, correct for the sampler (tis, icepop, or anchor 'rollout')."
+    ),
+    "tail": lambda t, _: (
+        f"A few tokens differ far more than the others: {100 * t.tail:.2g} % of them, by "
+        f"{t.tail_mean:.2g} nats on average, have {100 * t.tail_weight:.0f} % of the "
+        "squared differences. In a mixture of experts, sampler and trainer then sent a token to "
+        "other experts: replay the sampler's routing if the engine can, or mask these tokens "
+        "(icepop), and watch sampler/sequence_ess. In a dense model precision is not the cause: "
+        "the sampler's weights are some updates old, or single tokens are wrong (gates.jsonl, "
+        f"column `worst`).{_floor_tail(t)}"
+    ),
     "temperature": _temperature,
     "truncation": _truncation,
-    "padding": lambda traces, pairs: (
+    "padding": lambda *_: (
         "The sampler finds the tokens less likely than the trainer: its vocabulary has rows that "
         "the trainer's lacks (padding of the output head, added tokens). Give both the same "
         "vocabulary size, or let the sampler mask the padding."
     ),
     "outliers": _outliers,
     "prompt": _prompt,
-    "depth": _depth,
-    "stale": _stale,
+    "depth": lambda t, _: (
+        "The difference grows along a completion: in the last quarter of the places it is, over "
+        f"1 - p, {_growth(t.depth)} as in the first. Precision is not the cause: the engines "
+        "read another context. Suspect the sampler's cache of keys and values (precision, "
+        "eviction, prefix sharing), positions (RoPE scaling, padding), or a sliding window that "
+        "only one of them has."
+    ),
+    "stale": lambda t, _: (
+        "The difference grows with the age of a sample: on tokens from older weights it is, over "
+        f"1 - p, {_growth(t.stale)} as on the freshest. The engines agree, but the samples "
+        "are stale. A smaller lag (max_staleness, fewer generations in flight) removes the cause; "
+        "a correction (tis, icepop, or anchor 'rollout') compensates for it."
+    ),
     "weights": _weights,
 }
 

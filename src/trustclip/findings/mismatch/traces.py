@@ -4,59 +4,13 @@ See `trustclip.findings.mismatch.agreement`, which puts them into words.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from trustclip.constraints.sampler import Pairs
-from trustclip.findings.facts import (
-    ABOVE_KERNELS,
-    BELOW_HALF,
-    EARLY,
-    EARLY_ERRORS,
-    EARLY_TIMES,
-    EXPLAINED,
-    EXPLAINED_FAR,
-    FAR,
-    FEWEST_TOKENS,
-    GROWS,
-    GROWS_ERRORS,
-    HALF_PRECISION,
-    KERNELS,
-    KERNELS_MOST,
-    ONE_SIDED,
-    OTHER_THAN_FLOOR,
-    OTHER_WEIGHTS,
-    OUTLIERS,
-    OUTLIERS_MEDIAN,
-    PART,
-    SHIFT,
-    SHIFT_ABOVE,
-    SHIFT_BELOW,
-    SKEWED,
-    SURPRISE,
-    SURPRISE_MEAN,
-    TAIL,
-    TAIL_LEAST,
-    TAIL_TOKENS,
-    TAIL_WEIGHT,
-    WITHIN_FLOOR,
-)
-
-Cause = Literal[
-    "none",
-    "precision",
-    "tail",
-    "temperature",
-    "truncation",
-    "padding",
-    "outliers",
-    "prompt",
-    "depth",
-    "stale",
-    "weights",
-]
+from trustclip.findings import facts
 
 
 @dataclass(frozen=True)
@@ -102,15 +56,15 @@ class Traces:
     def half(self) -> float:
         """Largest mean difference that half precision explains."""
         if self.floor is None:
-            return HALF_PRECISION
-        return WITHIN_FLOOR * max(self.floor.half, KERNELS)
+            return facts.HALF_PRECISION
+        return facts.WITHIN_FLOOR * max(self.floor.half, facts.KERNELS)
 
     @property
     def other(self) -> float:
         """Mean difference above which it is that of other weights."""
         if self.floor is None:
-            return OTHER_WEIGHTS
-        return OTHER_THAN_FLOOR * max(self.floor.half, KERNELS)
+            return facts.OTHER_WEIGHTS
+        return facts.OTHER_THAN_FLOOR * max(self.floor.half, facts.KERNELS)
 
     @property
     def between(self) -> bool:
@@ -118,7 +72,7 @@ class Traces:
         if self.floor is None:
             return False
         kernels, half = self.floor.kernels, self.floor.half
-        return ABOVE_KERNELS * kernels < self.mean < BELOW_HALF * half
+        return facts.ABOVE_KERNELS * kernels < self.mean < facts.BELOW_HALF * half
 
 
 class Growth(NamedTuple):
@@ -132,6 +86,10 @@ class Growth(NamedTuple):
     def times(self) -> float:
         """The last over the first."""
         return self.last / max(self.first, 1e-30)
+
+    def exceeds(self, times: float, errors: float) -> bool:
+        """Whether the last part is so many times the first, and so many errors above it."""
+        return self.times > times and self.errors > errors
 
 
 def traces_of(pairs: Pairs) -> Traces:
@@ -166,7 +124,7 @@ def traces_of(pairs: Pairs) -> Traces:
         tail_mean=size[tail].mean().nan_to_num().item(),
         bulk=size[~tail].mean().nan_to_num().item(),
         left_out=1 - ratios.mean().item(),
-        left_out_z=_errors(1 - ratios) if d.std() < SKEWED else 0.0,
+        left_out_z=_errors(1 - ratios) if d.std() < facts.SKEWED else 0.0,
         explained=explained,
         slope=slope,
         surprise=surprise,
@@ -185,7 +143,7 @@ def per_room(size: Tensor, logp: Tensor) -> Tensor:
 
 def in_tail(size: Tensor, relative: Tensor) -> Tensor:
     """Which tokens differ by far more than the others. Shape [tokens]."""
-    return (relative > TAIL * relative.median()) & (size > TAIL_LEAST)
+    return (relative > facts.TAIL * relative.median()) & (size > facts.TAIL_LEAST)
 
 
 def _floor_of(pairs: Pairs, d: Tensor) -> Floor | None:
@@ -199,7 +157,7 @@ def _floor_of(pairs: Pairs, d: Tensor) -> Floor | None:
     kernels = max((means[way] for way in ("batch", "head") if way in means), default=0.0)
     half = means.get("precision", 0.0)
     tail = follows = 0.0
-    if half > KERNELS:
+    if half > facts.KERNELS:
         change = pairs.floor["precision"].double()
         finite = change.isfinite()
         change, relative = change[finite], per_room(change[finite].abs(), pairs.trainer[finite])
@@ -211,7 +169,7 @@ def _floor_of(pairs: Pairs, d: Tensor) -> Floor | None:
 
 def _parts(first: Tensor, last: Tensor) -> Growth | None:
     """Means of two parts, without what lies beyond the 99th percentile of both."""
-    if min(len(first), len(last)) < PART:
+    if min(len(first), len(last)) < facts.PART:
         return None
     cap = torch.cat([first, last]).quantile(0.99)
     first, last = first.clamp(max=cap), last.clamp(max=cap)
@@ -223,13 +181,13 @@ def _parts(first: Tensor, last: Tensor) -> Growth | None:
 def _early(pairs: Pairs, relative: Tensor) -> Growth | None:
     if pairs.position is None:
         return None
-    early = pairs.position < EARLY
+    early = pairs.position < facts.EARLY
     return _parts(relative[~early], relative[early])
 
 
 def _depth(pairs: Pairs, relative: Tensor) -> Growth | None:
     """From the first quarter of the places to the last, beyond what the floor does there."""
-    if pairs.position is None or len(pairs.position) < FEWEST_TOKENS:
+    if pairs.position is None or len(pairs.position) < facts.FEWEST_TOKENS:
         return None
     place = pairs.position.double()
     low, high = place.quantile(torch.tensor([0.25, 0.75], dtype=place.dtype, device=place.device))
@@ -251,7 +209,7 @@ def _stale(pairs: Pairs, relative: Tensor) -> Growth | None:
 
 
 def _grows(growth: Growth | None) -> bool:
-    return growth is not None and growth.times > GROWS and growth.errors > GROWS_ERRORS
+    return growth is not None and growth.exceeds(facts.GROWS, facts.GROWS_ERRORS)
 
 
 def _errors(x: Tensor) -> float:
@@ -259,52 +217,54 @@ def _errors(x: Tensor) -> float:
     return (x.mean() / (x.std() / len(x) ** 0.5)).nan_to_num(posinf=0.0, neginf=0.0).item()
 
 
-def cause_of(traces: Traces) -> Cause:
-    if traces.mean <= KERNELS and traces.largest <= KERNELS_MOST:
+def cause_of(traces: Traces) -> str:
+    if traces.mean <= facts.KERNELS and traces.largest <= facts.KERNELS_MOST:
         return "none"
-    concentrated = traces.top >= OUTLIERS and traces.median <= OUTLIERS_MEDIAN
-    if concentrated and traces.tail_mean > FAR:
+    concentrated = traces.top >= facts.OUTLIERS and traces.median <= facts.OUTLIERS_MEDIAN
+    if concentrated and traces.tail_mean > facts.FAR:
         return "outliers"
     if _is_temperature(traces):
         return "temperature"
-    below = traces.left_out > SHIFT_BELOW and traces.left_out_z > SHIFT
-    if traces.up <= ONE_SIDED * traces.down or below:
+    below = traces.left_out > facts.SHIFT_BELOW and traces.left_out_z > facts.SHIFT
+    if traces.up <= facts.ONE_SIDED * traces.down or below:
         # What a truncated sampler draws is likelier than the entropy says, not less likely.
-        return "prompt" if unlikely(traces) else "truncation" if traces.mean < FAR else "weights"
-    above = traces.left_out < -SHIFT_ABOVE and traces.left_out_z < -SHIFT
-    if traces.down <= ONE_SIDED * traces.up or above:
+        close = traces.mean < facts.FAR
+        return "prompt" if unlikely(traces) else "truncation" if close else "weights"
+    above = traces.left_out < -facts.SHIFT_ABOVE and traces.left_out_z < -facts.SHIFT
+    if traces.down <= facts.ONE_SIDED * traces.up or above:
         return "padding"
     return _two_sided_cause(traces, concentrated)
 
 
-def _two_sided_cause(traces: Traces, concentrated: bool) -> Cause:
+def _two_sided_cause(traces: Traces, concentrated: bool) -> str:
     """The cause of noise on both sides."""
     if _grows(traces.stale):
         return "stale"
     if _grows(traces.depth):
         return "depth"
     early = traces.early  # where the first tokens of a completion differ most
-    far = early is not None and early.times > EARLY_TIMES and early.errors > EARLY_ERRORS
+    far = early is not None and early.exceeds(facts.EARLY_TIMES, facts.EARLY_ERRORS)
     if far and traces.mean > traces.half:
         return "prompt"
-    fewest, most = TAIL_TOKENS
-    heavy = traces.tail_weight >= TAIL_WEIGHT and fewest <= traces.tail <= most
+    fewest, most = facts.TAIL_TOKENS
+    heavy = traces.tail_weight >= facts.TAIL_WEIGHT and fewest <= traces.tail <= most
     if concentrated or (heavy and traces.bulk <= traces.other):
         return "tail"
     return "precision" if traces.mean <= traces.other else "weights"
 
 
 def _is_temperature(traces: Traces) -> bool:
-    one_sided = min(traces.up, traces.down) <= ONE_SIDED * max(traces.up, traces.down)
-    if traces.explained >= EXPLAINED and not one_sided:
+    one_sided = min(traces.up, traces.down) <= facts.ONE_SIDED * max(traces.up, traces.down)
+    if traces.explained >= facts.EXPLAINED and not one_sided:
         return True
     # Far from the trainer's temperature the effect is neither linear nor on both sides.
-    return traces.largest > FAR and traces.explained >= EXPLAINED_FAR and not unlikely(traces)
+    far = traces.largest > facts.FAR and traces.explained >= facts.EXPLAINED_FAR
+    return far and not unlikely(traces)
 
 
 def likely(traces: Traces) -> bool:
-    return traces.surprise_z > SURPRISE and traces.surprise > SURPRISE_MEAN
+    return traces.surprise_z > facts.SURPRISE and traces.surprise > facts.SURPRISE_MEAN
 
 
 def unlikely(traces: Traces) -> bool:
-    return traces.surprise_z < -SURPRISE and traces.surprise < -SURPRISE_MEAN
+    return traces.surprise_z < -facts.SURPRISE and traces.surprise < -facts.SURPRISE_MEAN

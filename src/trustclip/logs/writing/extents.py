@@ -75,13 +75,12 @@ class Extents:
         for table in (self._read, self._status):
             table.pop(path, None)
 
-    def restore(self, path: Path, extent: Extent | int, *, cut: bool = True) -> None:
+    def restore(self, path: Path, extent: Extent, *, cut: bool = True) -> None:
         """Check a file up to an extent of `of`, and cut it back to it unless told otherwise.
 
-        A ValueError says that the file is shorter, or holds something else. Checkpoints of
-        trustclip 0.1 hold only the size of an extent.
+        A ValueError says that the file is shorter, or holds something else.
         """
-        size = extent if isinstance(extent, int) else extent["bytes"]
+        size = extent["bytes"]
         size_now = path.stat().st_size if path.exists() else 0
         if not path.exists() or size_now < size:
             raise ValueError(
@@ -89,13 +88,12 @@ class Extents:
                 f"{_REMEDY}"
             )
         self.forget(path)
-        if not isinstance(extent, int):
-            with open(path, "rb", opener=itself) as file:
-                if self._hash(path, file, size) != extent["sha256"]:
-                    raise ValueError(
-                        f"{path} has changed since the checkpoint: its first {size} bytes are not "
-                        f"those that the run wrote. {_REMEDY}"
-                    )
+        with open(path, "rb", opener=itself) as file:
+            if self._hash(path, file, size) != extent["sha256"]:
+                raise ValueError(
+                    f"{path} has changed since the checkpoint: its first {size} bytes are not "
+                    f"those that the run wrote. {_REMEDY}"
+                )
         if cut and size_now > size:
             with open(path, "r+b", opener=itself) as file:
                 os.ftruncate(file.fileno(), size)
@@ -113,7 +111,7 @@ class Extents:
 
 
 #: Values of a checkpoint's ``cursor``, by name of the file.
-Cursor = Mapping[str, Extent | int]
+Cursor = Mapping[str, Extent]
 
 _REMEDY = (
     "Restore the file from a copy, or choose another --output-dir: the folders in `checkpoints/` "

@@ -2,7 +2,7 @@
 
 ``config.yaml`` (settings, all of them), ``marks.json`` (on which of them no result depends, and
 what runs without them did), ``environment.json``, ``metrics.jsonl`` (a line per logged step),
-``samples.jsonl`` and further shards (a line per completion), ``gates.jsonl`` (a line per update:
+``samples.jsonl``, one of each rank (a line per completion), ``gates.jsonl`` (a line per update:
 gated share of its completions), ``tokens/`` (a file per recorded update: tokens of some of its
 completions), ``problems.jsonl``, ``summary.json`` (the outcome). Lines are appended and flushed as
 they come: what was computed is on disk. Secrets (tokens, passwords, keys) are replaced before
@@ -23,7 +23,7 @@ import yaml
 
 from trustclip.logs.forms import HASHES, read_summary
 from trustclip.logs.identity import MARKS, Marks, essential, flat, with_method
-from trustclip.logs.samples import SHARD, newest_shard, own_shards
+from trustclip.logs.samples import SHARD, shards
 from trustclip.logs.tokens import TOKENS, UPDATE, TokenRow, write_tokens
 from trustclip.logs.writing.environment import environment, versions
 from trustclip.logs.writing.extension import Extension, extension, unchangeable
@@ -199,8 +199,9 @@ class RunWriter:
         self.log({"stage": "notice", "step": step, "notice": name, "text": text})
 
     def sample(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append lines to the newest shard of ``samples.jsonl``."""
-        self._append(newest_shard(self.path, rank()), rows)
+        """Append lines to ``samples.jsonl``, of which every further rank has its own."""
+        own = f"-rank{rank()}" if rank() else ""
+        self._append(self.path / f"samples{own}.jsonl", rows)
 
     def gates(self, row: Mapping[str, Any]) -> None:
         """Append the gated shares of one update's completions to ``gates.jsonl``."""
@@ -261,7 +262,7 @@ class RunWriter:
             self._extents.forget(path)
             path.unlink()
         for folder in sorted({path.parent for path in younger}):
-            flush(folder)  # before the shard that they follow is cut: see `own_shards`
+            flush(folder)
         for path, extent in extents.items():
             self._extents.restore(path, extent, cut=path.name != "problems.jsonl")
         self._cut = True
@@ -280,7 +281,7 @@ class RunWriter:
         metrics = (self.path / name for name in ("gates.jsonl", "metrics.jsonl"))
         files = (self.path / TOKENS).glob("update-*.parquet")
         recorded = sorted(path for path in files if UPDATE.fullmatch(path.name))
-        return [*(path for path in metrics if path.exists()), *own_shards(self.path), *recorded]
+        return [*(path for path in metrics if path.exists()), *shards(self.path), *recorded]
 
     def _name(self, path: Path) -> str:
         """Name of one of the run's files in a `cursor`."""

@@ -14,7 +14,7 @@ from rich.table import Table
 from trustclip import stats
 from trustclip.findings.start import of_evaluation
 from trustclip.logs.answers import outcomes, overlapping, score_rows, scores
-from trustclip.logs.samples import own_shards, sample_rows, shards
+from trustclip.logs.samples import sample_rows, shards
 from trustclip.support.flush import flush
 from trustclip.support.jsonl import Row, scan, write_bytes
 from trustclip.support.terminal import warn
@@ -135,10 +135,9 @@ def recover(path: Path, tasks: Tasks, plan: Plan) -> list[Row]:
     """Rows of the complete batches in the ``samples.jsonl`` of an interrupted evaluation.
 
     Everything from the first incomplete batch on, torn by a kill or damaged by a power cut, is
-    removed from the file and its further shards, so that new samples, which repeat the old ones,
-    can be appended.
+    removed, so that new samples, which repeat the old ones, can be appended.
     """
-    files, own = shards(path.parent), own_shards(path.parent)
+    files = shards(path.parent)
     by_problem: dict[tuple[Any, ...], dict[bytes, Row]] = defaultdict(dict)
     for file in files:
         for line in scan(file):
@@ -156,12 +155,9 @@ def recover(path: Path, tasks: Tasks, plan: Plan) -> list[Row]:
             complete |= group
     if files:
         for file in files:
-            if file not in own:  # a user's, or of a run whose start a power cut has destroyed
-                file.rename(file.with_name(f"{file.name}.aside"))
-                warnings.warn(f"{file} follows no samples of this run: set aside.", stacklevel=2)
-            elif file != path:
+            if file != path:
                 file.unlink()
-        flush(path.parent)  # a shard without its predecessor would not count as the run's
+        flush(path.parent)
         # Intact rows too: a failed flush may have lost rows that can still be read, and a later
         # flush of the same file would succeed without them.
         write_bytes(path, b"".join(complete))

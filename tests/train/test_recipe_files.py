@@ -168,7 +168,6 @@ WRONG = [
     ("sft.num_train_epochs", 0, "greater than 0"),
     ("eval.tasks", "aime42", "did you mean 'aime25'"),
     ("eval.tasks", " , ", "`tasks` is empty"),
-    ("eval.data_dir", "no/such/folder", "is not a folder"),
     ("model", "./no/such/model", "no model './no/such/model'"),
     ("model", None, "valid string"),
     ("output_dir", 3, "path"),

@@ -199,6 +199,8 @@ def build(cls: type[T], content: dict[str, Any], source: Source) -> T:
 
 def _proper_place(name: str, own: Sequence[str]) -> str:
     """Where a key that is no setting here belongs; empty if nowhere."""
+    if name == "split":
+        return "it is a part of the data set's name: `dataset: NAME@SPLIT`."
     if name == "dry_run":
         return "it is an option of a command: trustclip run RECIPE --dry-run, or rl."
     if name.startswith("lora_") and "lora" in own:

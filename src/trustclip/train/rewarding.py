@@ -12,7 +12,7 @@ from typing import Any
 from trustclip.support.lock import rank
 from trustclip.train.data import training_row
 from trustclip.train.problems.problem import Problem
-from trustclip.train.problems.verify import AnswerReward, SoftOverlong
+from trustclip.train.problems.verify import AnswerReward
 from trustclip.train.problems.verify.chosen import (
     CORRECT,
     make_reward,
@@ -93,9 +93,6 @@ class Rewards:
                 self.functions.append(self.correct)
             else:
                 self.functions.append(make_reward(one, style))
-        if settings.overlong_cache:
-            overlong = SoftOverlong(settings.max_completion_length, settings.overlong_cache)
-            self.functions.append(overlong)
         self.noisy = settings.reward_noise > 0
         self._weights = dict(zip(self.names, settings.reward_weights, strict=True))
 

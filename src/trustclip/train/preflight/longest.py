@@ -171,7 +171,7 @@ def trial(recipe: Recipe, problems: Sequence[Problem], folder: Path, **options: 
 
     settings = recipe.rl
     model, tokenizer = load_model(recipe.model, settings.style, recipe.seed, recipe.dtype)
-    silent = replace(settings, save_steps=0, logging_steps=1000, reward="correct", overlong_cache=0)
+    silent = replace(settings, save_steps=0, logging_steps=1000, reward="correct")
     trainer = DurableGRPOTrainer(
         model=model,
         reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],

@@ -205,16 +205,11 @@ def _sft(settings: SuiteSettings, recipe: Recipe, seed: int) -> Job | None:
     own = {"model": recipe.model, "seed": chosen, "dtype": recipe.dtype}
     own |= {"changed_inputs": recipe.changed_inputs}
     content = {**own, **plain(recipe)["sft"]}
-    content["exclude"] = _tests_of(recipe, recipe.sft.exclude)
+    if recipe.eval is not None and recipe.sft.exclude != NOTHING:
+        # Those of the recipe by name: a separate SFT has none.
+        content["exclude"] = ",".join([recipe.sft.exclude, *recipe.eval.names])
     path = settings.output_dir / f"sft-{digest(content, SFTSettings)}"
     return Job(path, content | {"output_dir": str(path)}, "sft", recipe.model, chosen)
-
-
-def _tests_of(recipe: Recipe, exclude: str) -> str:
-    """`exclude` with the recipe's own test sets by name: a separate SFT has none."""
-    if exclude == NOTHING or recipe.eval is None:
-        return exclude
-    return ",".join([exclude, *recipe.eval.names])
 
 
 def _secrets(path: Path, recipe: Recipe) -> Iterator[Complaint]:

@@ -559,18 +559,6 @@ def test_hub_failure_says_what_was_asked_for(monkeypatch, error):
         load_tests("gsm8k")
 
 
-def test_sft_selection_counts_the_untagged_example():
-    def problem(id: str, words: int, answer: str = "1") -> Problem:
-        return Problem(id, "q", answer, "<think>" + "w " * words + "</think>")
-
-    chosen = hub.select_for_sft(
-        [problem("a", 4), problem("b", 5), problem("c", 1, "x"), Problem("d", "q", "1")],
-        max_seq_length=8,
-        count_tokens=lambda p: len((p.solution or "").split()),
-    )
-    assert [(p.id, p.solution) for p in chosen] == [("a", "w w w w")]
-
-
 def test_golds_that_are_lists_are_alternatives(tmp_path):
     rows = [
         {"problem": "minerva", "answer": "['9.6\\n']"},

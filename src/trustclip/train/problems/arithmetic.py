@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 from trustclip.train.problems.problem import Problem
 
@@ -41,6 +41,9 @@ class Generated(ABC):
     The split of a problem depends on its text alone.
     """
 
+    #: What sets its random numbers apart from those of other generators.
+    stream: ClassVar[str] = ""
+
     seed: int = 0
 
     def train(self, n: int) -> list[Problem]:
@@ -62,7 +65,7 @@ class Generated(ABC):
         """Any problem, of either split."""
 
     def _first(self, split: Split, n: int) -> list[Problem]:
-        rng = random.Random(f"{self._stream}{split}-{self.seed}")
+        rng = random.Random(f"{self.stream}{split}-{self.seed}")
         texts: set[str] = set()
         problems: list[Problem] = []
         repeats = 0
@@ -81,11 +84,6 @@ class Generated(ABC):
             if split_of(problem.problem) == split:
                 problems.append(problem)
         return problems
-
-    @property
-    def _stream(self) -> str:
-        """What sets its random numbers apart from those of other generators."""
-        return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,27 +153,18 @@ def terse(answer: int) -> str:
     return f"<SOLUTION>{answer}</SOLUTION>"
 
 
-def worked_solution(values: Sequence[int]) -> str:
-    """Solution that keeps the running total, as on a pocket calculator, before its answer.
-
-    Example:
-      >>> worked_solution([3, 4, 2])
-      '<start_working_out>3+1=4-2=2<end_working_out><SOLUTION>2</SOLUTION>'
-    """
-    chain = str(values[0]) + "".join(f"{b - a:+d}={b}" for a, b in pairwise(values))
-    return f"<start_working_out>{chain}<end_working_out>{terse(values[-1])}"
-
-
 def _problem(values: Sequence[int]) -> Problem:
     # With the spaces an operand stands as far from the next one as it does in the worked solution,
     # and a small model soon learns to copy over a constant distance.
     steps = (f" {'+' if a < b else '-'} {abs(b - a)}" for a, b in pairwise(values))
     text = str(values[0]) + "".join(steps)
+    # The running total, as on a pocket calculator.
+    worked = str(values[0]) + "".join(f"{b - a:+d}={b}" for a, b in pairwise(values))
     return Problem(
         id=f"arithmetic: {text}",
         problem=text,
         answer=str(values[-1]),
-        solution=worked_solution(values),
+        solution=f"<start_working_out>{worked}<end_working_out>{terse(values[-1])}",
     )
 
 

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,6 +15,7 @@ from trustclip.train.problems.files import (
     file_rows,
     format_of,
     near_hint,
+    numbered,
     part_of,
 )
 from trustclip.train.problems.hub import (
@@ -122,13 +123,10 @@ def load_problems(
     try:
         for line, row, text in rows:
             collector.add(line, row, text)
-    except TooManyBadRows:
-        collector.check_columns()
-        raise
     finally:
         if quarantine is not None and collector.bad_rows:
             _write_quarantine(quarantine, collector.bad_rows)
-    collector.check_columns()
+        collector.check_columns()
     problems = list(collector.problems.values())[:limit]
     bad_rows, duplicates = collector.bad_rows, collector.duplicates
     if not problems:
@@ -139,10 +137,6 @@ def load_problems(
     if text_golds := sum(plain_text(problem.answer) is not None for problem in problems):
         _logger.warning("%s: %d golds are not mathematical: compared as text", file, text_golds)
     return problems
-
-
-def _number_rows(rows: Iterable[Any]) -> Rows:
-    return ((number, row, "") for number, row in enumerate(rows, start=1))
 
 
 def open_source(source: str, use: Use) -> tuple[str, str, HubSource, Rows]:
@@ -165,7 +159,7 @@ def open_source(source: str, use: Use) -> tuple[str, str, HubSource, Rows]:
             "a hub id owner/name, each with @SPLIT where it has splits"
         )
     stem = name if name in HUB_SOURCES else entry.path.rpartition("/")[2]
-    rows = _number_rows(hub_rows(entry, entry.split(use)))
+    rows = numbered(hub_rows(entry, entry.split(use)))
     return entry.path, stem, entry, rows
 
 

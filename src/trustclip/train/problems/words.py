@@ -38,10 +38,6 @@ class WordProblems(Generated):
         name = f"{type(self).__name__}: {text}"
         return Problem(id=name, problem=text, answer=str(answer), solution="\n".join(lines))
 
-    @property
-    def _stream(self) -> str:
-        return f"{type(self).__name__}-"
-
 
 class WordSums(WordProblems):
     """Short stories of two additions or subtractions whose totals all lie in 1 to 50.
@@ -54,6 +50,8 @@ class WordSums(WordProblems):
       17 + 4 = 21
       21 - 5 = 16
     """
+
+    stream = "WordSums-"
 
     def _lines(self, rng: random.Random) -> tuple[str, list[str], int]:
         name, things = rng.choice(_NAMES), rng.choice(_THINGS)
@@ -81,6 +79,8 @@ class LetterCounts(WordProblems):
       1
     """
 
+    stream = "LetterCounts-"
+
     def _lines(self, rng: random.Random) -> tuple[str, list[str], int]:
         # Few letters, so that most occur more than once.
         letters = rng.sample("bcdfgklmnprst", 2), rng.sample("aeiou", 2)
@@ -106,6 +106,8 @@ class DigitSums(WordProblems):
       22 + 0 = 22
       22 + 2 = 24
     """
+
+    stream = "DigitSums-"
 
     def _lines(self, rng: random.Random) -> tuple[str, list[str], int]:
         number = [rng.randint(1, 9), *(rng.randint(0, 9) for _ in range(4))]

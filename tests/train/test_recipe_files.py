@@ -217,4 +217,4 @@ def test_what_is_wrong_is_refused_before_a_trainer_is_imported(tmp_path):
     argv = [sys.executable, "-c", code, json.dumps(wrong)]
     done = subprocess.run(argv, capture_output=True, text=True)
     assert done.stdout == "set()\n", done.stderr
-    assert "it is a field of TRL's GRPOConfig: `trl: {max_grad_norm: ...}`" in done.stderr
+    assert "a field of TRL's GRPOConfig is `trl: {max_grad_norm: ...}`" in done.stderr

@@ -5,6 +5,7 @@ import hashlib
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -156,14 +157,9 @@ def keep_code(run: RunDirectory, names: Iterable[str]) -> None:
         file = Path(name.rpartition(":")[0])
         if file.suffix != ".py" or not file.is_file():
             continue
-        text, number = file.read_text(encoding="utf-8"), 1
-        folder = run.path / CODE
+        text, folder = file.read_text(encoding="utf-8"), run.path / CODE
         folder.mkdir(exist_ok=True)
-        copy = folder / file.name
-        while copy.exists():
-            if copy.read_text(encoding="utf-8") == text:
-                break
-            number += 1
-            copy = folder / f"{file.stem}-{number}.py"
-        else:
-            copy.write_text(text, encoding="utf-8")
+        names = chain([file.name], (f"{file.stem}-{number}.py" for number in count(2)))
+        copies = (folder / name for name in names)
+        copy = next(c for c in copies if not c.exists() or c.read_text(encoding="utf-8") == text)
+        copy.write_text(text, encoding="utf-8")

@@ -4,7 +4,7 @@
 
 AdamW in float32, on the CPUs of one machine. The first rank prints, for each kind, medians over the
 saves: seconds that training was held, seconds until the checkpoint was complete, CPU seconds of all
-ranks, megabytes of the folder, and the megabytes copied by the rank that copies most.
+ranks, and megabytes of the folder.
 """
 
 import json
@@ -46,9 +46,9 @@ def measure(kind: str, saves: int, hidden: int, folder: Path) -> dict[str, float
         dist.barrier()
         start, used = time.perf_counter(), time.process_time()
         trainer._save_checkpoint(trainer.model, None)
-        held, copied = time.perf_counter() - start, trainer._saver.bytes_held
+        held = time.perf_counter() - start
         trainer._saver.settle()
-        rows.append([held, time.perf_counter() - start, time.process_time() - used, copied / 1e6])
+        rows.append([held, time.perf_counter() - start, time.process_time() - used])
     medians: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(
         medians, [statistics.median(column) for column in zip(*rows, strict=True)]
@@ -60,7 +60,6 @@ def measure(kind: str, saves: int, hidden: int, folder: Path) -> dict[str, float
         "complete_s": max(row[1] for row in medians),
         "cpu_s": sum(row[2] for row in medians),
         "folder_mb": size / 1e6,
-        "copied_mb": max(row[3] for row in medians),
     }
 
 

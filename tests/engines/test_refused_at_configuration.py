@@ -21,7 +21,6 @@ QUIET = Console(file=io.StringIO())
 
 #: A setting that some part of a run would refuse hours later, and words of the refusal.
 LATE = [
-    ("rl.overlong_cache", 5000, "exceeds max_completion_length = 1846"),
     ("rl.trl", {"optim": "adamww"}, "adamww"),
     ("rl.trl", {"importance_sampling_level": "sequence"}, "importance_sampling_level"),
     ("rl.trl", {"importance_sampling_level": "word"}, "importance_sampling_level"),
@@ -84,7 +83,6 @@ def test_it_is_one_error_of_a_recipe_with_its_line(tmp_path, where, value, words
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        (["--overlong-cache", "5000"], "exceeds max_completion_length"),
         (["--trl.optim", "adamww"], "adamww"),
         (["--trl.bf16", "'false'"], "valid boolean"),
         (["--trl.max-grad-norm"], "valid number"),

@@ -43,7 +43,7 @@ def test_the_line_on_the_terminal_shows_the_entropy_of_all_completions() -> None
     [
         (["--shadows", "kl3"], "line: unknown method 'kl3'; did you mean 'atr'?"),
         (["--trl.dry-run", "true"], "dry_run"),
-        (["--bf16", "true"], "a field of TRL's GRPOConfig: `trl: {bf16: ...}`, --trl.bf16"),
+        (["--bf16", "true"], "a field of TRL's GRPOConfig is `trl: {bf16: ...}`, --trl.bf16"),
         (
             ["--lora-target-modules", "q_proj"],
             "it is `lora: {target_modules: ...}`, --lora.target-modules",

@@ -221,13 +221,10 @@ def summary(
 ) -> dict[str, Any]:
     """``summary.json`` of a run that finished."""
     gated = [row["trustclip/gated"] for row in metrics if row["stage"] == "rl"]
-    name = f"mean@{spec.k}"
-    best = max((s for s in evaluated if s), key=lambda s: evaluated[s]["average"][name]["value"])
     return {
         "command": "run", "name": "synthetic", "finished": True, "model": spec.model,
         "seed": spec.seed, "method": dict(spec.method), "initial": evaluated[0],
         "final": evaluated[spec.steps],
-        "best": {"step": best, "average": evaluated[best]["average"]},
         "training": {"mean_gated": sum(gated) / len(gated)}, "seconds": 61.5, "versions": {},
     }  # fmt: skip
 

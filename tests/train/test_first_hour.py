@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trustclip.cli.main import main
-from trustclip.train.settings.pretrained import PRETRAINED
+from trustclip.train.gguf import PRETRAINED
 
 SMALL = (
     "--sft.max-steps 1 --sft.per-device-train-batch-size 2 --rl.max-steps 2 --rl.num-iterations 2 "

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from trustclip.train import gguf as files  # noqa: E402
+from trustclip.train.gguf import PRETRAINED, Pretrained  # noqa: E402
 from trustclip.train.models import base_of, check_model, load_model, load_tokenizer  # noqa: E402
-from trustclip.train.settings.pretrained import PRETRAINED, Pretrained  # noqa: E402
 from trustclip.train.tiny import tiny_tokenizer  # noqa: E402
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}

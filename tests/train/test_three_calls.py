@@ -85,4 +85,4 @@ def test_a_recipe_with_evaluations(tmp_path, blind):
     tests = RecipeEval(tasks="arithmetic", limit=2, k=2, max_tokens=4, every=1)
     place: dict[str, Any] = {name: getattr(settings, name) for name in Place.__dataclass_fields__}
     run = pipeline.run_recipe(Recipe(name="r", rl=stage, eval=tests, **place), QUIET)
-    assert blind == ["trustclip.train.pipeline"] and run.summary["best"]
+    assert blind == ["trustclip.train.pipeline"] and run.summary["final"]

@@ -232,18 +232,3 @@ def _rewards(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
             interval = stats.RunSummary.of(means).interval()
             rewards[label] |= {"low": interval.low, "high": interval.high}
     return rewards
-
-
-def overlapping(overlap: Mapping[str, Any]) -> dict[str, set[str]]:
-    """Ids of the test problems that the training data of a run held, by task.
-
-    Example:
-      >>> overlapping({"rl": {"excluded": True, "problems": 2, "tests": {"amc23": ["amc-7"]}}})
-      {'amc23': {'amc-7'}}
-    """
-    ids_of: dict[str, set[str]] = {}
-    for stage in overlap.values():
-        tests = stage.get("tests", {}) if isinstance(stage, Mapping) else {}
-        for task, ids in tests.items():
-            ids_of.setdefault(task, set()).update(ids)
-    return ids_of

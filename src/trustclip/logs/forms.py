@@ -30,7 +30,6 @@ _PART: Any = Annotated[dict[str, Any], AfterValidator(_check_scores)]
 EVALUATED: Any = mapping("Whole", {"tasks": dict[str, _PART], "average": _PART}, more=True)
 _TESTS = mapping("Tests", {"tests": dict[str, list[str]]}, total=False, more=True)
 NOTICE = mapping("Notice", {"notice": str, "text": str}, more=True)
-_BEST = mapping("Best", {"average": _PART}, more=True)
 _NUMBERS = dict[str, float | None]
 
 
@@ -61,11 +60,7 @@ SUMMARY = mapping(
         "eval_prompt": dict[str, Any] | None,
         "tasks": dict[str, _PART],
         "average": _PART,
-        "best": _BEST | None,
-        **dict.fromkeys(
-            ("initial", "final", "before", "after", "initial_clean", "final_clean"),
-            _EVALUATION | None,
-        ),
+        **dict.fromkeys(("initial", "final", "before", "after"), _EVALUATION | None),
     },
     total=False,
     more=True,

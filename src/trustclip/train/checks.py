@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Iterator, Mapping
-from functools import singledispatch
+from functools import partial, singledispatch
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from trustclip.train.settings.stages import (
     RLStage,
     SFTStage,
     TrySettings,
-    source_of,
 )
 
 
@@ -44,21 +43,21 @@ def _(settings: str) -> Iterator[Complaint]:
 
 @complaints.register
 def _(settings: TrySettings) -> Iterator[Complaint]:
-    yield from _source(settings.dataset, settings.split, settings.columns)
+    yield from _source(settings.dataset, settings.columns)
     yield from ((("reward",), text) for text in rewarding.complaints(settings.reward))
 
 
 @complaints.register
 def _(settings: InitSettings) -> Iterator[Complaint]:
     if settings.dataset is not None:
-        yield from _source(settings.dataset, None, settings.columns)
+        yield from _source(settings.dataset, settings.columns)
     yield from ((("reward",), text) for text in rewarding.complaints(settings.reward))
     yield from _method(settings.method, limits.ENGINES["TRL"])
 
 
 @complaints.register
 def _(settings: SFTStage) -> Iterator[Complaint]:
-    yield from _source(settings.dataset, settings.split, settings.columns)
+    yield from _source(settings.dataset, settings.columns)
     yield from _adapters(settings)
     if settings.max_steps < 1 and settings.max_steps != -1:
         yield ("max_steps",), f"`max_steps` must be positive or -1, got {settings.max_steps}."
@@ -66,7 +65,7 @@ def _(settings: SFTStage) -> Iterator[Complaint]:
 
 @complaints.register
 def _(settings: RLStage) -> Iterator[Complaint]:
-    yield from _source(settings.dataset, settings.split, settings.columns)
+    yield from _source(settings.dataset, settings.columns)
     yield from (*_schedule(settings), *_options(settings), *_adapters(settings))
     yield from _method(settings.method, limits.ALONE)
     if settings.trl.get("top_k") and not settings.replay:
@@ -134,12 +133,6 @@ def _options(settings: RLStage) -> Iterator[Complaint]:
     if settings.reward_noise and settings.reward != CORRECT:
         text = f"`reward_noise` needs `reward` 'correct', got {settings.reward!r}."
         yield ("reward_noise",), text
-    if settings.overlong_cache > settings.max_completion_length:
-        text = (
-            f"`overlong_cache` = {settings.overlong_cache} exceeds max_completion_length = "
-            f"{settings.max_completion_length}."
-        )
-        yield ("overlong_cache",), text
 
 
 def absent(settings: Any) -> Iterator[str]:
@@ -176,25 +169,15 @@ def _engine(settings: RLStage) -> None:
 
 @complaints.register
 def _(settings: EvalStage) -> Iterator[Complaint]:
-    from trustclip.train.problems.sources import open_source, task_file
+    from trustclip.train.problems.sources import open_source
 
-    names = [part.strip() for part in settings.tasks.split(",") if part.strip()]
-    if not names:
+    if not settings.names:
         yield ("tasks",), "`tasks` is empty; give for example amc23,aime24."
     yield from _columns(settings.columns)
     yield from ((("reward",), text) for text in rewarding.complaints(settings.reward))
-    folder = settings.data_dir
-    if folder is not None and not folder.is_dir():
-        yield ("data_dir",), f"`data_dir`: {folder} is not a folder."
-        return
-    for name in names:
+    for name in settings.names:
         if name not in GENERATED:
-
-            def look(name: str = name, folder: Path | None = folder) -> None:
-                local = None if folder is None else task_file(name, folder)
-                open_source(str(local or name), "test")
-
-            yield from _errors(("tasks",), look)
+            yield from _errors(("tasks",), partial(open_source, name, "test"))
 
 
 def _vllm(settings: Any) -> Iterator[str]:
@@ -222,8 +205,7 @@ def refuse(settings: Any) -> None:
         raise ValueError("\n".join(messages))
 
 
-def _source(name: str, split: str | None, columns: Mapping[str, str]) -> Iterator[Complaint]:
-    yield from _errors(("split",), lambda: source_of(name, split))
+def _source(name: str, columns: Mapping[str, str]) -> Iterator[Complaint]:
     yield from _columns(columns)
     from trustclip.train.problems.hub import HUB_SOURCES
     from trustclip.train.problems.sources import open_source

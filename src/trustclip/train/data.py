@@ -19,7 +19,7 @@ from trustclip.train.problems.decontaminate import decontaminate
 from trustclip.train.problems.generated import GENERATED, PRIMER
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import PROMPT_FILE, PromptStyle, messages, tokens_of
-from trustclip.train.problems.sources import RowSelection, load_problems, load_task
+from trustclip.train.problems.sources import RowSelection, load_problems
 from trustclip.train.problems.verify.chosen import check_columns
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.settings.stages import (
@@ -32,6 +32,7 @@ from trustclip.train.settings.stages import (
     RLStage,
     SFTSettings,
     Training,
+    listed,
 )
 
 #: Number of generated problems when no limit is set.
@@ -58,11 +59,10 @@ class RecipeData:
 def recipe_problems(recipe: Recipe, run: RunDirectory | None = None) -> RecipeData:
     """Load all problems of a recipe and keep training and test problems apart."""
     tests = {} if recipe.eval is None else test_problems(recipe.eval, run)
-    folder = None if recipe.eval is None else recipe.eval.data_dir
-    training, overlap = training_data(recipe.training, run, tests, folder)
+    training, overlap = training_data(recipe.training, run, tests)
     tuning: list[Problem] = []
     if recipe.tuning is not None:
-        tuning, of_tuning = training_data(recipe.tuning, run, tests, folder)
+        tuning, of_tuning = training_data(recipe.tuning, run, tests)
         overlap |= of_tuning
     enough(training, recipe.rl)
     check_data(training, recipe.rl)
@@ -73,7 +73,6 @@ def training_data(
     settings: RLSettings | SFTSettings,
     run: RunDirectory | None,
     tests: Mapping[str, Sequence[Problem]] | None = None,
-    folder: Path | None = None,
 ) -> tuple[list[Problem], dict[str, Any]]:
     """The problems of a stage without test problems, and what `exclude_tests` found, by its name.
 
@@ -81,23 +80,18 @@ def training_data(
     """
     solutions = isinstance(settings, SFTSettings)
     problems = training_problems(settings, run, settings.seed, solutions=solutions)
-    all_tests = {**(tests or {}), **further_tests(settings, run, folder)}
+    all_tests = {**(tests or {}), **further_tests(settings, run)}
     problems, found = exclude_tests(problems, all_tests, settings)
     return problems, {"sft" if solutions else "rl": found}
 
 
-def further_tests(
-    settings: Training, run: RunDirectory | None, folder: Path | str | None = None
-) -> dict[str, list[Problem]]:
-    """The test sets that `exclude` names beside those of the recipe, by name.
-
-    Files are looked for in ``folder`` first.
-    """
+def further_tests(settings: Training, run: RunDirectory | None) -> dict[str, list[Problem]]:
+    """The test sets that `exclude` names beside those of the recipe, by name."""
     if settings.exclude == NOTHING:
         return {}
     return {
-        name: load_task(name, folder, quarantine=run and run.quarantine)
-        for name in _names(settings.exclude)
+        name: load_problems(name, use="test", quarantine=run and run.quarantine)
+        for name in listed(settings.exclude)
         if name not in (OWN_TESTS, NEAR, *GENERATED)
     }
 
@@ -128,7 +122,7 @@ def exclude_tests(
     # Generated ones are disjoint by construction, and too similar to search for copies.
     test_sets = {task: one for task, one in tests.items() if not (generated and task in GENERATED)}
     pairs = {task: decontaminate(problems, one) for task, one in test_sets.items()}
-    names = _names(settings.exclude)
+    names = listed(settings.exclude)
     out = {
         task: [pair for pair in found if pair.copy or NEAR in names]
         for task, found in pairs.items()
@@ -157,10 +151,6 @@ def exclude_tests(
             "pairs": sorted(near, key=lambda pair: -pair["similarity"])[:LISTED],
         },
     }
-
-
-def _names(exclude: str) -> list[str]:
-    return [name for part in exclude.split(",") if (name := part.strip())]
 
 
 def enough(problems: Sequence[Problem], settings: RLStage) -> None:
@@ -255,7 +245,7 @@ def training_problems(
         return Arithmetic(seed=seed).primer(settings.limit or PRIMER_SIZE)
     is_rl = isinstance(settings, RLStage)
     problems = load_problems(
-        settings.source,
+        settings.dataset,
         limit=None if solutions else settings.limit,
         max_bad_rows=settings.max_bad_rows,
         quarantine=run and run.quarantine,
@@ -277,10 +267,8 @@ def test_problems(settings: EvalStage, run: RunDirectory | None = None) -> dict[
 
     Generated problems are the same for every seed.
     """
-    names = [part.strip() for part in settings.tasks.split(",") if part.strip()]
+    names = settings.names
     labels = [Path(name).stem if Path(name).suffix else name for name in names]
-    if not names:
-        raise ValueError("--tasks is empty; give for example --tasks amc23,aime24.")
     if duplicates := [label for label, times in Counter(labels).items() if times > 1]:
         raise ValueError(f"two tasks have the name {duplicates[0]!r}: {settings.tasks}")
     tasks = {}
@@ -288,9 +276,12 @@ def test_problems(settings: EvalStage, run: RunDirectory | None = None) -> dict[
         if name in GENERATED:
             problems = GENERATED[name]().test(settings.limit or 128)
         else:
-            selection = _selection(settings)
-            problems = load_task(
-                name, settings.data_dir, quarantine=run and run.quarantine, selection=selection
+            problems = load_problems(
+                name,
+                use="test",
+                max_bad_rows=settings.max_bad_rows,
+                quarantine=run and run.quarantine,
+                selection=_selection(settings),
             )
         tasks[label] = problems[: settings.limit]
         check_columns(settings.rewards, columns_of(problems[0]), name, settings.columns)

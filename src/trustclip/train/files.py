@@ -5,9 +5,9 @@ conflicts in them, and the names of its recipes.
 """
 
 import dataclasses
-import importlib.util
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -199,6 +199,8 @@ def build(cls: type[T], content: dict[str, Any], source: Source) -> T:
 
 def _proper_place(name: str, own: Sequence[str]) -> str:
     """Where a key that is no setting here belongs; empty if nowhere."""
+    if name == "split":
+        return "it is a part of the data set's name: `dataset: NAME@SPLIT`."
     if name == "dry_run":
         return "it is an option of a command: trustclip run RECIPE --dry-run, or rl."
     if name.startswith("lora_") and "lora" in own:
@@ -207,29 +209,9 @@ def _proper_place(name: str, own: Sequence[str]) -> str:
         if (near := nearest(inner, options)) is not None:
             return f"it is `lora: {{{near}: ...}}`, --lora.{near.replace('_', '-')}."
         return f"LoRA has `lora: {{...}}` with {', '.join(options)}."
-    if "trl" in own and _in_source(name):
-        return f"it is a field of TRL's GRPOConfig: `trl: {{{name}: ...}}`, --trl.{name}."
+    if "trl" in own and not get_close_matches(name, own, cutoff=0.8):
+        return f"a field of TRL's GRPOConfig is `trl: {{{name}: ...}}`, --trl.{name}."
     return ""
-
-
-#: Where TRL's configuration and what it inherits from are written.
-_CONFIGS = (
-    ("trl", "trainer/grpo_config.py"),
-    ("trl", "trainer/base_config.py"),
-    ("transformers", "training_args.py"),
-)
-
-
-def _in_source(name: str) -> bool:
-    """Whether TRL's configuration has a field, by its source: its import would take seconds."""
-    for package, file in _CONFIGS:
-        spec = importlib.util.find_spec(package)
-        for folder in (spec and spec.submodule_search_locations) or ():
-            path = Path(folder) / file
-            text = path.read_text(encoding="utf-8") if path.is_file() else ""
-            if re.search(rf"^    {re.escape(name)}: ", text, re.MULTILINE):
-                return True
-    return False
 
 
 #: Most characters of a value in a folder's name.

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -13,9 +12,8 @@ from trustclip.support.names import nearest
 from trustclip.support.text import one_line
 from trustclip.train.durable.ranks import by_first
 from trustclip.train.durable.store import same_mode, writing_to
-from trustclip.train.gguf import check_gguf, convert, gguf_of
+from trustclip.train.gguf import PRETRAINED, check_gguf, convert, gguf_of
 from trustclip.train.problems.prompts import PROMPT_FILE, PromptStyle, set_chat_template
-from trustclip.train.settings.pretrained import PRETRAINED
 from trustclip.train.settings.stages import Dtype, Saved
 from trustclip.train.tiny import BUILT_IN, tiny_config, tiny_model, tiny_tokenizer
 
@@ -300,41 +298,21 @@ def save_model(
         model = assemble_adapter(model)
     weights = None if has_adapters else gathered(model)
 
-    def finish(into: Path) -> None:
-        tokenizer.save_pretrained(into)
-        if prompt is not None:
-            write_json(into / PROMPT_FILE, prompt)
-
     def write() -> None:
-        place, adapter = folder if what == "adapter" else folder / "adapter", None
-        if has_adapters and what != "merged":
-            from peft import get_peft_model_state_dict
-
-            # Taken before the weights are merged, written after the folder, which must be new.
-            # Not save_embedding_layers="auto": it asks the hub about the base model's embeddings.
-            own = get_peft_model_state_dict(model, save_embedding_layers=False)
-            own = {name: weight.clone() for name, weight in own.items()}
-            adapter = model.peft_config["default"], own
-        whole = model.merge_and_unload() if has_adapters and what != "adapter" else model
+        adapter = folder / "adapter" if has_adapters and what == "both" else folder
         with writing_to(folder):
+            if has_adapters and what != "merged":  # before its weights are merged
+                # Not save_embedding_layers="auto": it asks the hub about the base model.
+                model.save_pretrained(str(adapter), save_embedding_layers=False)
             if not has_adapters or what != "adapter":
+                whole = model.merge_and_unload() if has_adapters else model
                 whole.save_pretrained(folder, **({"state_dict": weights} if weights else {}))
-            if adapter is not None:
-                _write_adapter(place, *adapter)
-                if what == "both":
-                    finish(place)
-            finish(folder)
+            for place in {folder, adapter}:
+                tokenizer.save_pretrained(place)
+                if prompt is not None:
+                    write_json(place / PROMPT_FILE, prompt)
             marker = "config.json" if (folder / "config.json").is_file() else ADAPTER
             same_mode(folder / marker, folder.rglob("*.safetensors"))
             flush_tree(folder)
 
     by_first(write)
-
-
-def _write_adapter(folder: Path, config: Any, weights: Mapping[str, Any]) -> None:
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    replace(config, inference_mode=True).save_pretrained(str(folder))
-    whole = {name: weight.contiguous().cpu() for name, weight in weights.items()}
-    save_file(whole, folder / "adapter_model.safetensors", metadata={"format": "pt"})

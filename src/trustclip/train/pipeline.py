@@ -1,10 +1,9 @@
 """Running a whole recipe: fine-tune, evaluate, train with evaluations, save, score."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -16,7 +15,6 @@ from trustclip.support.terminal import announce, print_table, warn
 from trustclip.support.text import interval_text
 from trustclip.train.checks import absent
 from trustclip.train.data import (
-    RecipeData,
     data_table,
     differences,
     few_tests,
@@ -61,7 +59,9 @@ def run_recipe(recipe: Recipe, console: Console) -> RunDirectory:
 def prepare(recipe: Recipe, run: RunDirectory, console: Console) -> Iterator[Prepared]:
     """Load all problems, fine-tune, and prepare the reinforcement learning and its evaluations."""
     data = recipe_problems(recipe, run)
-    by_first(lambda: compare(run, recipe, named_problems(data)))
+    named = {"`rl.dataset`": data.training, "`sft.dataset`": data.tuning}
+    named |= {f"`eval.tasks` {task}": problems for task, problems in data.tests.items()}
+    by_first(lambda: compare(run, recipe, {name: rows for name, rows in named.items() if rows}))
     show(console, differences(recipe))
     show(console, unlike(recipe.model, (recipe.sft or recipe.rl).style))
     tell_overlap(console, data.overlap)
@@ -100,13 +100,6 @@ def prepare(recipe: Recipe, run: RunDirectory, console: Console) -> Iterator[Pre
         yield replace(prepared, problems=problems, facts=facts, evaluation=evaluation)
 
 
-def named_problems(data: RecipeData) -> dict[str, Sequence[Problem]]:
-    """The problems of a recipe by the settings that name them."""
-    tuning = {"`sft.dataset`": data.tuning} if data.tuning else {}
-    tests = {f"`eval.tasks` {task}": problems for task, problems in data.tests.items()}
-    return {"`rl.dataset`": data.training, **tuning, **tests}
-
-
 def _refuse_before_tuning(recipe: Recipe, problems: Sequence[Problem]) -> None:
     """Raise now, rather than after the fine-tuning, what reinforcement learning would refuse."""
     data_table(problems, recipe.rl.style)
@@ -118,41 +111,16 @@ def _refuse_before_tuning(recipe: Recipe, problems: Sequence[Problem]) -> None:
 def _report(run: RunDirectory, console: Console) -> None:
     summary = run.summary
     if "final" in summary:
-        stages = {"before": summary["initial"], "after": summary["final"]}
-        if "final_clean" in summary:
-            without = without_copies(summary)
-            stages[f"before, {without}"] = summary["initial_clean"]
-            stages[f"after, {without}"] = summary["final_clean"]
-        for name, result in stages.items():
-            print_table(console, scores_table(result, name))
+        for name, stage in (("before", "initial"), ("after", "final")):
+            print_table(console, scores_table(summary[stage], name))
         gain = interval_text(summary["difference"])
         console.print(f"gain, paired by problem: {gain} points", highlight=False)
-        if clean := summary.get("difference_clean"):
-            text = f"gain {without_copies(summary)}: {interval_text(clean)} points"
-            console.print(text, highlight=False)
         conclude_scores(run.path, console)
     if notices := summary.get("notices"):
         several = "s" * (len(notices) > 1)
         text = f"{len(notices)} warning{several} during training: trustclip explain {run.path}"
         warn(console, text)
     console.print(f"model in {run.final}", highlight=False)
-
-
-def without_copies(summary: Mapping[str, Any]) -> str:
-    """The clean test problems of a run, in words.
-
-    Example:
-      >>> final, clean = {"average": {"problems": 9}}, {"average": {"problems": 7}}
-      >>> parts = {"final": final, "final_clean": clean}
-      >>> without_copies({"overlap": {"rl": {"excluded": True}}, **parts})
-      'on the 7 of 9 problems without a copy in the training data'
-      >>> without_copies({"overlap": {"rl": {"excluded": False}}, **parts})
-      'on the 7 of 9 problems that were not trained on'
-    """
-    left_out = all(stage.get("excluded") for stage in summary.get("overlap", {}).values())
-    clean, of = (summary[name]["average"]["problems"] for name in ("final_clean", "final"))
-    kind = "without a copy in the training data" if left_out else "that were not trained on"
-    return f"on the {clean} of {of} problems {kind}"
 
 
 def conclude_scores(folder: Path, console: Console) -> None:

@@ -5,6 +5,7 @@ import hashlib
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from trustclip.support.lock import rank
 from trustclip.train.data import training_row
 from trustclip.train.problems.problem import Problem
-from trustclip.train.problems.verify import AnswerReward, SoftOverlong
+from trustclip.train.problems.verify import AnswerReward
 from trustclip.train.problems.verify.chosen import (
     CORRECT,
     make_reward,
@@ -93,9 +94,6 @@ class Rewards:
                 self.functions.append(self.correct)
             else:
                 self.functions.append(make_reward(one, style))
-        if settings.overlong_cache:
-            overlong = SoftOverlong(settings.max_completion_length, settings.overlong_cache)
-            self.functions.append(overlong)
         self.noisy = settings.reward_noise > 0
         self._weights = dict(zip(self.names, settings.reward_weights, strict=True))
 
@@ -159,14 +157,9 @@ def keep_code(run: RunDirectory, names: Iterable[str]) -> None:
         file = Path(name.rpartition(":")[0])
         if file.suffix != ".py" or not file.is_file():
             continue
-        text, number = file.read_text(encoding="utf-8"), 1
-        folder = run.path / CODE
+        text, folder = file.read_text(encoding="utf-8"), run.path / CODE
         folder.mkdir(exist_ok=True)
-        copy = folder / file.name
-        while copy.exists():
-            if copy.read_text(encoding="utf-8") == text:
-                break
-            number += 1
-            copy = folder / f"{file.stem}-{number}.py"
-        else:
-            copy.write_text(text, encoding="utf-8")
+        names = chain([file.name], (f"{file.stem}-{number}.py" for number in count(2)))
+        copies = (folder / name for name in names)
+        copy = next(c for c in copies if not c.exists() or c.read_text(encoding="utf-8") == text)
+        copy.write_text(text, encoding="utf-8")

@@ -115,27 +115,15 @@ def prepare(plan: Plan, run: RunDirectory, console: Console) -> Iterator[Prepare
     check_data(problems, plan)
     by_first(lambda: compare(run, plan, {"`dataset`": problems}))
     show(console, unlike(plan.model, plan.style))
-    announce(console, headline(plan, len(problems)))
+    announce(
+        console,
+        f"rl: {plan.method.name} on {plan.model} in {plan.output_dir}; {len(problems)} problems; "
+        f"{plan.max_steps} updates, {plan.schedule.updates_per_generation:g} with each generation "
+        f"of {plan.samples * world()} completions, {plan.num_generations} of each problem",
+    )
     with ready(plan, problems, run, console) as prepared:
         counts = {"problems": len(prepared.table), "overlap": overlap, "prompt": prepared.prompt}
         yield replace(prepared, facts={"command": "rl", **counts})
-
-
-def headline(plan: RLSettings, problems: int) -> str:
-    """The training that is about to start, in one line.
-
-    Example:
-      >>> from pathlib import Path
-      >>> headline(RLSettings(model="tiny", dataset="a.csv", output_dir=Path("runs/a")), 64)
-      'rl: atr on tiny in runs/a; 64 problems; 1000 updates, 2 with each generation of 32 \
-completions, 8 of each problem'
-    """
-    size = plan.samples * world()
-    return (
-        f"rl: {plan.method.name} on {plan.model} in {plan.output_dir}; {problems} problems; "
-        f"{plan.max_steps} updates, {plan.schedule.updates_per_generation:g} with each generation "
-        f"of {size} completions, {plan.num_generations} of each problem"
-    )
 
 
 @contextlib.contextmanager
@@ -209,7 +197,7 @@ def train(prepared: Prepared, run: RunDirectory, console: Console) -> None:
     config, evaluation = prepared.config, prepared.evaluation
     announce(console, "sampling the first completions")
     with trackers_open(trainer):
-        with Stage(console, "rl", config.max_steps) as stage:
+        with Stage(console, "rl") as stage:
             trainer.add_callback(Recorder(run, stage, "rl"))
             trainer.add_callback(FirstGeneration(console, config.max_completion_length))
             trainer.add_callback(guards)

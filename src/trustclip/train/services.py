@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from rich.console import Console
@@ -21,10 +20,7 @@ ANSWER, AGAIN = 5.0, 2.0
 
 
 def unavailable(tracker: str) -> Iterator[str]:
-    """Why an installed tracker would not start: no login, or its server does not answer.
-
-    Offline modes need neither.
-    """
+    """Why an installed tracker would not start: it has no login; offline modes need none."""
     instead = "or set `report_to` to none: metrics.jsonl has every number."
     online = os.environ.get("WANDB_MODE", "online") == "online"
     if tracker == "wandb" and online and not _wandb_has_key():
@@ -40,20 +36,13 @@ def unavailable(tracker: str) -> Iterator[str]:
                 "TRACKIO_SPACE_ID names a Space and there is no Hugging Face token: `hf auth "
                 f"login`, set HF_TOKEN, unset TRACKIO_SPACE_ID, {instead}"
             )
-        return
-    name = {"mlflow": "MLFLOW_TRACKING_URI", "trackio": "TRACKIO_SERVER_URL"}.get(tracker, "")
-    url = os.environ.get(name, "")
-    if url.startswith(("http://", "https://")) and not answers(url):
-        yield f"no server answers at {redact(url)} ({name}): start it, unset {name}, {instead}"
 
 
-def answers(url: str, *, healthy: bool = False) -> bool:
-    """Whether a server answers; to be ``healthy``, without an error."""
+def healthy(url: str) -> bool:
+    """Whether a vLLM server answers that it is ready."""
     try:
-        with urlopen(url, timeout=ANSWER):
+        with urlopen(f"{url}/health", timeout=ANSWER):
             return True
-    except HTTPError:
-        return not healthy
     except (OSError, ValueError):
         return False
 
@@ -71,7 +60,7 @@ def await_server(settings: RLStage, console: Console) -> None:
     url = vllm_server(settings)
     if url is None or rank() > 0:
         return
-    if not answers(f"{url}/health", healthy=True):
+    if not healthy(url):
         patience = float(_option(settings, "timeout"))
         announce(
             console,
@@ -79,12 +68,10 @@ def await_server(settings: RLStage, console: Console) -> None:
             "(trl.vllm_server_timeout)",
         )
         end = time.monotonic() + patience
-        while time.monotonic() < end:
+        while not healthy(url):
+            if time.monotonic() > end:
+                raise ValueError(no_answer(url))
             time.sleep(min(AGAIN, patience))
-            if answers(f"{url}/health", healthy=True):
-                break
-        else:
-            raise ValueError(no_answer(url))
     if problem := incapable(url):
         raise ValueError(problem)
 

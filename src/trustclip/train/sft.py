@@ -4,10 +4,9 @@ In the three steps of `trustclip.train.rl`: settings are checked, `prepare` make
 training needs, `train` trains.
 """
 
-import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,10 @@ from trustclip.train.durable.ranks import Interrupted, by_first
 from trustclip.train.files import Source, build, preset
 from trustclip.train.inputs import compare
 from trustclip.train.models import load_model, save_model
-from trustclip.train.problems.hub import hub_source, named_after, select_for_sft
+from trustclip.train.problems.hub import hub_source, named_after
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import completion, messages, record, tokens_of
+from trustclip.train.problems.rows import is_numeric
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.runs.opening import open_run
 from trustclip.train.runs.progress import Stage
@@ -69,7 +69,6 @@ class Prepared:
     prompt: dict[str, Any]  # what `record` says of one of them
     adapters: Any  # PEFT's; None to train all weights
     config: Any  # TRL's
-    steps: int  # updates, for the progress bar
     saved: Saved
     facts: dict[str, Any]  # known before training, for the summary
 
@@ -107,7 +106,6 @@ def prepare(
         prompt=record(settings.style, tokenizer, problems[0].problem),
         adapters=lora_config(settings.lora_r, settings.lora_alpha, settings.lora),
         config=sft_config(settings, run.checkpoints),
-        steps=updates(settings, len(rows)),
         saved=settings.save,
         facts={**facts, "problems": len(problems)},
     )
@@ -118,27 +116,29 @@ def format_examples(
 ) -> Sequence[Problem]:
     """Select the problems to learn a format from.
 
-    Of a set of reasoning traces (OpenMathReasoning, or a file named after it) only short ones with
-    a numeric answer, as in the public notebook; of any other set all. Then the first ``limit``.
+    Of a set of reasoning traces (OpenMathReasoning, or a file named after it) only those with a
+    numeric answer, and whose tokens, chat template included, take at most half of ``max_length``,
+    as in the Unsloth Qwen3 GRPO notebook; ``<think>`` tags go, the thoughts between them stay. Of
+    any other set all. Then the first ``limit``.
     """
     source = named_after(Path(settings.dataset).stem) or hub_source(settings.dataset)
     if source is not None and source.kind == "sft":
-        count = partial(tokens_of, tokenizer, style=settings.style, solved=True)
-        problems = select_for_sft(problems, max_seq_length=settings.max_length, count_tokens=count)
+        untagged = [
+            replace(one, solution=re.sub("</?think>", "", one.solution).strip())
+            for one in problems
+            if one.solution and is_numeric(one.answer)
+        ]
+        problems = [
+            one
+            for one in untagged
+            if 2 * tokens_of(tokenizer, one, settings.style, solved=True) <= settings.max_length
+        ]
     if not problems:
         raise ValueError(
             f"{settings.dataset}: no solution with a numeric answer fits into half of max_length "
             f"= {settings.max_length} tokens."
         )
     return problems[: settings.limit]
-
-
-def updates(settings: SFTSettings, rows: int) -> int:
-    """Optimizer updates of the run, as Transformers counts them."""
-    if settings.max_steps > 0:
-        return settings.max_steps
-    batch = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
-    return math.ceil(settings.num_train_epochs * math.ceil(rows / batch))
 
 
 def train(prepared: Prepared, run: RunDirectory, console: Console) -> None:
@@ -159,7 +159,7 @@ def train(prepared: Prepared, run: RunDirectory, console: Console) -> None:
     )
     trainer.journal = run
     silence(trainer)
-    with Stage(console, "sft", prepared.steps) as stage:
+    with Stage(console, "sft") as stage:
         trainer.add_callback(Recorder(run, stage, "sft"))
         if not trainer.train_durably():
             raise Interrupted

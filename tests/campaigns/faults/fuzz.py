@@ -74,8 +74,8 @@ def manifest(data: bytes) -> None:
 def _checkpoint() -> CheckpointStore:
     store = CheckpointStore(_folder() / "run")
     store.origin(dict)
-    with store.writing(8) as folder:
-        (folder / "state.json").write_text("{}")
+    (store.begin(8) / "state.json").write_text("{}")
+    store.commit(8)
     return store
 
 
@@ -112,8 +112,8 @@ def examples(target: str) -> list[bytes]:
         return [path.read_bytes() for path in sorted(Path("recipes").glob("*.yaml"))] or [b"rl: {}"]
     if target == "manifest":
         store = _checkpoint()
-        with store.writing(8) as folder:
-            (folder / "state.json").write_text("{}")
+        (store.begin(8) / "state.json").write_text("{}")
+        store.commit(8)
         return [(store.path(8) / "manifest.json").read_bytes()]
     if target in ("row", "log"):
         return [

@@ -12,6 +12,8 @@ from trustclip.logs.writing.extents import Extents
 from trustclip.support.flush import flush
 from trustclip.support.jsonl import append_jsonl, write_json
 from trustclip.support.lock import only_process
+from trustclip.train.durable.ranks import Ranks
+from trustclip.train.durable.saving import Content, Saver
 from trustclip.train.durable.store import CheckpointStore
 
 from .runs import Runs
@@ -49,11 +51,15 @@ def work(folder: Path, setup: Setup) -> bool:
 def _save(store: CheckpointStore, step: int, value: str, rows: Path, extents: Extents) -> None:
     cursor = {"rows.jsonl": extents.of(rows)}
     flush(rows.parent)  # its name
-    with store.writing(step) as part:
+
+    def fill(part: Path) -> Content:
         state = {"step": step, "value": value, "cursor": cursor}
         (part / "state.json").write_text(json.dumps(state))
         (part / "rank-0").mkdir()
         (part / "rank-0" / "weights").write_bytes(value.encode() * 9)
+        return Content()
+
+    Saver(store, Ranks()).save(step, fill)
 
 
 def runs(base: Path) -> Runs:

@@ -101,7 +101,8 @@ def fork_and_use(dice: random.Random, verifier: Verifier) -> None:
         fine = False
         with contextlib.suppress(BaseException):
             verifier._timeout = 100.0
-            fine = verifier.equivalent(right, other) and not verifier.equivalent(wrong, unlike)
+            answers = [rf"\boxed{{{answer}}}" for answer in (other, unlike)]
+            fine = verifier.score([right, wrong], answers) == [1.0, 0.0]
             verifier.close()
         os._exit(0 if fine else 1)
     end = time.monotonic() + 120 * slowness()

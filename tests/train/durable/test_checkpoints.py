@@ -23,6 +23,8 @@ from hypothesis import strategies as st
 from trustclip.support import flush as flushing
 from trustclip.train.durable import states
 from trustclip.train.durable import store as checkpoints
+from trustclip.train.durable.ranks import Ranks
+from trustclip.train.durable.saving import Content, Saver
 from trustclip.train.durable.store import CheckpointError, CheckpointStore, verify
 
 FILES = ("state.json", "state.safetensors", "tokenizer/words.txt")
@@ -30,10 +32,14 @@ FILES = ("state.json", "state.safetensors", "tokenizer/words.txt")
 
 def write(store: CheckpointStore, step: int) -> None:
     """A checkpoint whose content depends on its step."""
-    with store.writing(step) as folder:
+
+    def fill(folder: Path) -> Content:
         save_state(folder, "state", {"step": step, "weights": torch.arange(20.0) + step})
         (folder / "tokenizer").mkdir()
         (folder / "tokenizer" / "words.txt").write_text(f"words of {step:02d}")
+        return Content()
+
+    Saver(store, Ranks()).save(step, fill)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +65,7 @@ def load(path: Path) -> int:
 
 def test_what_was_written_is_read(store):
     newest = store.newest()
-    assert newest == store.path(24) and store.damaged == {}
+    assert newest == store.path(24)
     state = states.load(newest, "state")
     assert state["step"] == 24 and torch.equal(state["weights"], torch.arange(20.0) + 24)
     manifest = json.loads((newest / "manifest.json").read_text())
@@ -70,7 +76,6 @@ def test_what_was_written_is_read(store):
 
 
 def test_an_empty_or_absent_folder_has_no_checkpoint(tmp_path):
-    assert CheckpointStore(tmp_path).damaged == {}
     assert CheckpointStore(tmp_path).newest() is None
     assert CheckpointStore(tmp_path / "absent").newest() is None
 
@@ -192,8 +197,6 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(store, name):
     with pytest.warns(UserWarning, match=f"step-000024: .*{reason}"):
         newest = store.newest()
     assert newest == store.path(16) and load(newest) == 16
-    assert list(store.damaged) == ["step-000024"]
-    assert re.search(reason, store.damaged["step-000024"])
 
 
 def test_a_manifest_may_be_as_large_as_the_limit(store, monkeypatch):
@@ -253,9 +256,10 @@ def test_pickles_are_never_opened(store, tmp_path):
             return (Path.touch, (tmp_path / "exploded",))
 
     bomb = pickle.dumps(Bomb())
-    with store.writing(32) as folder:
-        for name in ("optimizer.pt", "training_args.bin", "state.json", "state.safetensors"):
-            (folder / name).write_bytes(bomb)
+    folder = store.begin(32)
+    for name in ("optimizer.pt", "training_args.bin", "state.json", "state.safetensors"):
+        (folder / name).write_bytes(bomb)
+    store.commit(32)
     assert store.newest() == store.path(32)
     with pytest.raises(ValueError):
         load(store.path(32))
@@ -428,9 +432,12 @@ def test_a_failed_write_leaves_everything_as_it_was(store, monkeypatch, code, wo
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_other_errors_pass_and_leave_nothing(store, error):
-    with pytest.raises(error), store.writing(32) as folder:
+    def fill(folder: Path) -> Content:
         (folder / "state.json").write_text("{")
         raise error
+
+    with pytest.raises(error):
+        Saver(store, Ranks()).save(32, fill)
     assert not list(store.folder.glob(".*"))
 
 

@@ -116,8 +116,8 @@ def test_what_only_has_the_name_of_a_checkpoint_is_removed(tmp_path, kind):
         odd.symlink_to(tmp_path / ("precious" if "folder" in kind else "nowhere"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with store.writing(8) as folder:
-            (folder / "a").write_text("a")
+        (store.begin(8) / "a").write_text("a")
+        store.commit(8)
     assert sorted(p.name for p in store.folder.iterdir()) == ["start.json", "step-000008"]
     assert (tmp_path / "precious").is_dir()
 

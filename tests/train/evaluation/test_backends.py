@@ -1,7 +1,6 @@
 """Backends other than transformers: a server of this test's own, and a stand-in for vLLM."""
 
 import json
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler
 
@@ -13,7 +12,6 @@ from trustclip.engines.trl.sampling.decoding import Decoder
 from trustclip.support import http
 from trustclip.train.evaluation.backends.local import Completion, Local, Sampling
 from trustclip.train.evaluation.backends.served import Served
-from trustclip.train.evaluation.backends.vllm import VLLM
 from trustclip.train.tiny import tiny_model
 
 SAMPLING = Sampling(temperature=0.3, top_p=0.95, max_tokens=100)
@@ -165,12 +163,6 @@ def test_served_without_a_server(serve):
     server.close()
     with pytest.raises(ValueError, match="cannot be reached"):
         Served(server.url, "m", SAMPLING, concurrency=1).generate(PROMPTS[:1], 1, seed=0)
-
-
-def test_vllm_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ValueError, match=r"pip install 'trustclip\[vllm\]'"):
-        VLLM("org/model", SAMPLING, "plain", seed=0)
 
 
 def tokens_seen(monkeypatch, temperature=1.0, **own):

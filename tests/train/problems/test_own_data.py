@@ -9,7 +9,7 @@ from commands import trustclip
 from trustclip.train.checks import complaints
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import STYLES
-from trustclip.train.problems.sources import RowSelection, load_problems, load_task
+from trustclip.train.problems.sources import RowSelection, load_problems
 from trustclip.train.settings.stages import RLStage, SFTStage
 
 datasets = pytest.importorskip("datasets")
@@ -40,7 +40,7 @@ def test_a_hub_set_with_splits_and_parts_of_splits(hub):
         Problem("name-2", "What is 1+1?", "2"),
     ]
     assert [p.answer for p in read("hub:owner/name@test[1:]+train[29:]")] == ["2", "3", "4", "30"]
-    assert len(load_task("hub:owner/name", selection=MAPPED)) == 4
+    assert len(load_problems("hub:owner/name", use="test", selection=MAPPED)) == 4
     with pytest.raises(ValueError, match=r"(?s)split .*Should be one of .*'train'"):
         read("hub:owner/name@tran[:10]")
     with pytest.raises(ValueError, match=r"(?s)config hard, .*default"):
@@ -77,8 +77,6 @@ def test_columns_of_a_file_and_a_wrong_one(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("changes", "place", "words"),
     [
-        ({"split": "train", "dataset": "owner/name@test"}, "split", "names one already"),
-        ({"split": "train", "dataset": "arithmetic"}, "split", "has no splits"),
         ({"columns": {"prompt": "a", "question": "b"}}, "columns", "names the problem twice"),
         ({"columns": {"completions": "a"}}, "columns", "rewards get 'completions' from the tr"),
     ],
@@ -90,13 +88,13 @@ def test_settings_that_contradict_each_other(changes, place, words):
 
 
 def test_the_command_trains_on_a_part_of_a_split_and_names_mistakes(hub):
-    args = ("sft", "--model", "tiny", "--dataset", "hub:owner/name", "--max-steps", "1",
+    args = ("sft", "--model", "tiny", "--max-steps", "1",
             "--columns.prompt", "ask", "--columns.answer", "gold.value")  # fmt: skip
-    done = trustclip(*args, "--split", "train[:6]", "--columns.solution", "ask",
+    done = trustclip(*args, "--dataset", "hub:owner/name@train[:6]", "--columns.solution", "ask",
                      "--output-dir", "run")  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads((hub / "run" / "summary.json").read_text())["problems"] == 6
-    done = trustclip(*args, "--split", "tran", "--output-dir", "other")
+    done = trustclip(*args, "--dataset", "hub:owner/name@tran", "--output-dir", "other")
     assert done.returncode == 2 and "Should be one of ['train', 'test']" in done.stderr
     done = trustclip("eval", "--model", "tiny", "--tasks", "hub:owner/name@test", "--k", "1",
                      "--max-tokens", "2", "--columns.prompt", "aks",

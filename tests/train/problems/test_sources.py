@@ -5,6 +5,7 @@ import json
 import logging
 import tempfile
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,9 @@ from trustclip.train.problems import files, hub, rows
 from trustclip.train.problems.hub import HUB_SOURCES
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.rows import DAPO_PREFIX, DAPO_SUFFIX, clean_answer
-from trustclip.train.problems.sources import (
-    TooManyBadRows,
-    load_problems,
-    load_task,
-)
+from trustclip.train.problems.sources import TooManyBadRows, load_problems
+
+load_tests = partial(load_problems, use="test")
 
 GOOD: dict[str, Any] = {"id": "good", "problem": "What is 1+2?", "answer": "3"}
 
@@ -391,32 +390,11 @@ def test_missing_source_names_the_nearest_one(tmp_path):
         load_problems(str(tmp_path / "problems.jsonl@test"))
 
 
-def test_task_is_looked_up_in_the_folder_first(tmp_path):
-    write_jsonl(tmp_path / "amc23_83.jsonl", [{"problem": "q", "answer": "142.0"}])
-    write_jsonl(tmp_path / "amc2023.jsonl", [{"problem": "other", "answer": "1"}])
-    for split, gold in (("train", "1"), ("test", "2")):
-        row = {"question": "q", "answer": f"#### {gold}"}
-        write_jsonl(tmp_path / f"gsm8k_{split}.jsonl", [row])
-    write_jsonl(tmp_path / "mine_a.jsonl", [GOOD])
-    write_jsonl(tmp_path / "mine_b.jsonl", [GOOD])
-    assert load_task("amc23", tmp_path) == [Problem("amc23_83-1", "q", "142")]
-    assert [problem.answer for problem in load_task("gsm8k", tmp_path)] == ["2"]
-    assert load_task("mine_a", tmp_path) == [Problem(**GOOD)]
-    assert load_task(str(tmp_path / "mine_a.jsonl"), tmp_path) == [Problem(**GOOD)]
-    with pytest.raises(ValueError, match=r"several files fit 'mine': mine_a\.jsonl, mine_b\.jsonl"):
-        load_task("mine", tmp_path)
-    with pytest.raises(ValueError, match="did you mean 'mine_a'"):
-        load_task("mine-a", tmp_path)
-    with pytest.raises(ValueError, match="is not a folder"):
-        load_task("amc23", tmp_path / "nowhere")
-
-
 def test_benchmark_may_have_no_bad_row(tmp_path):
     rows = [{"problem": "q", "answer": "1/2"}, {"problem": "r", "answer": "2"}]
     source = write_jsonl(tmp_path / "aime24.jsonl", rows)
-    for name in ("aime24", source):
-        with pytest.raises(TooManyBadRows, match="is no integer"):
-            load_task(name, tmp_path)
+    with pytest.raises(TooManyBadRows, match="is no integer"):
+        load_tests(source)
     assert len(load_problems(source)) == 1
 
 
@@ -506,7 +484,7 @@ EVALUATED = ("amc23", "aime24")
 def test_known_names_call_the_hub_with_the_right_arguments(monkeypatch, name):
     call, rows, problems = HUB_CALLS[name]
     fake = fake_hub(monkeypatch, rows)
-    load = load_problems if call[2] in ("cot", "train") and name not in EVALUATED else load_task
+    load = load_problems if call[2] in ("cot", "train") and name not in EVALUATED else load_tests
     assert load(name) == problems
     assert fake.calls == [call]
 
@@ -516,9 +494,9 @@ def test_hub_ids_configurations_and_splits(monkeypatch):
     assert load_problems("owner/set") == [Problem("set-1", "q", "5")]
     load_problems("owner/set:hard@validation")
     load_problems("openai/gsm8k")
-    load_task("openai/gsm8k")
-    load_task("owner/set")
-    load_task("gsm8k@train[:100]")
+    load_tests("openai/gsm8k")
+    load_tests("owner/set")
+    load_tests("gsm8k@train[:100]")
     assert fake.calls == [
         ("owner/set", None, "train"),
         ("owner/set", "hard", "validation"),
@@ -537,10 +515,10 @@ def test_training_never_takes_the_test_split_unless_it_is_named(monkeypatch):
                 load_problems(name)
         elif entry.test is None:
             with pytest.raises(ValueError, match=f"has no test split.*{entry.path}@{entry.train}"):
-                load_task(name)
+                load_tests(name)
         else:
             load_problems(name)
-            load_task(name)
+            load_tests(name)
             (_, _, trained), (_, _, tested) = fake.calls[-2:]
             assert (trained, tested) == ("train", "test")
     load_problems("math500@test")
@@ -578,19 +556,7 @@ def test_hub_failure_says_what_was_asked_for(monkeypatch, error):
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
     with pytest.raises(ValueError, match=r"openai/gsm8k \(config main, split test\).*use a file"):
-        load_task("gsm8k")
-
-
-def test_sft_selection_counts_the_untagged_example():
-    def problem(id: str, words: int, answer: str = "1") -> Problem:
-        return Problem(id, "q", answer, "<think>" + "w " * words + "</think>")
-
-    chosen = hub.select_for_sft(
-        [problem("a", 4), problem("b", 5), problem("c", 1, "x"), Problem("d", "q", "1")],
-        max_seq_length=8,
-        count_tokens=lambda p: len((p.solution or "").split()),
-    )
-    assert [(p.id, p.solution) for p in chosen] == [("a", "w w w w")]
+        load_tests("gsm8k")
 
 
 def test_golds_that_are_lists_are_alternatives(tmp_path):

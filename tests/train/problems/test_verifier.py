@@ -83,6 +83,11 @@ def test_golden_table(verifier, style):
     assert [c for c, s, e in zip(cases, scores, expected, strict=True) if s != e] == []
 
 
+def equal(verifier: Verifier, gold: str, answer: str) -> bool:
+    """Whether a boxed answer is right."""
+    return verifier.score([gold], [rf"\boxed{{{answer}}}"]) == [1.0]
+
+
 def test_no_false_positive_on_adversarial_text(verifier):
     assert len(set(WRONG)) >= 60
     scores = verifier.score([gold for gold, _ in WRONG], [text for _, text in WRONG])
@@ -113,7 +118,7 @@ def test_processes_are_bounded_recycled_and_ended():
     v = Verifier(workers=1, timeout=NEVER, memory_limit=3 << 29, recycle_after=2)
     host, judges = 0, set()
     for k in range(1, 6):
-        assert v.equivalent("2", rf"\frac{{{2 * k}}}{{{k}}}")
+        assert equal(v, "2", rf"\frac{{{2 * k}}}{{{k}}}")
         host = _host(v)
         for pid in (host, *_children(host)):
             assert resource.prlimit(pid, resource.RLIMIT_AS) == (3 << 29, 3 << 29)
@@ -123,7 +128,7 @@ def test_processes_are_bounded_recycled_and_ended():
     v.close()
     until(lambda: not any(_alive(pid) for pid in (host, *judges)))
     with pytest.raises(ValueError, match="closed"):
-        v.equivalent("2", r"\frac{4}{2}")
+        equal(v, "2", r"\frac{4}{2}")
     assert v.score(["2"], ["Answer: 2"]) == [1.0]
 
 
@@ -271,7 +276,7 @@ def test_a_forked_copy_neither_uses_nor_kills_its_parents_workers(verifier):
     hosts = [worker._process.pid for worker in verifier._pool._workers]
     child = os.fork()
     if child == 0:
-        right = verifier.equivalent("3", r"\frac{6}{2}")
+        right = equal(verifier, "3", r"\frac{6}{2}")
         verifier.close()
         os._exit(0 if right else 1)
     assert os.waitpid(child, 0)[1] == 0
@@ -285,13 +290,13 @@ def test_a_forked_copy_neither_uses_nor_kills_its_parents_workers(verifier):
 @pytest.mark.slow
 def test_a_fork_while_another_thread_scores_leaves_the_child_a_working_verifier():
     with Verifier(workers=1, timeout=NEVER) as v:
-        assert v.equivalent("3", r"\frac{6}{2}")
+        assert equal(v, "3", r"\frac{6}{2}")
         busy = threading.Thread(target=v.score, args=(["2"], hostile(1)))
         busy.start()
         until(lambda: v._pool._idle.empty())
         child = os.fork()
         if child == 0:
-            right = v.equivalent("3", r"\frac{9}{3}")
+            right = equal(v, "3", r"\frac{9}{3}")
             v.close()
             os._exit(0 if right else 1)
         assert os.waitpid(child, 0)[1] == 0
@@ -303,7 +308,7 @@ BUSY = r"""
     import threading, time
     from trustclip.train.problems.verify import Verifier
     v = Verifier(workers=1, timeout=100_000.0)
-    v.equivalent("2", r"\frac{4}{2}")
+    equal(v, "2", r"\frac{4}{2}")
     threading.Thread(target=v.score, args=(["2"], [HOSTILE])).start()
     while not v._pool._idle.empty(): time.sleep(0.01)
     print(v._pool._workers[0]._process.pid, flush=True)
@@ -339,7 +344,7 @@ def test_a_judge_whose_host_is_stopped_ends_at_its_own_cpu_limit():
     assert host.stdin is not None and host.stdout is not None
     assert json.loads(host.stdout.readline()) == {"ready": True}
     answer = hostile(1)[0].removeprefix(r"\boxed{").removesuffix("}")
-    task = {"gold": "2", "answer": answer, "kinds": ["latex"], "options": {}, "timeout": 3.0}
+    task = {"gold": "2", "answer": answer, "timeout": 3.0}
     host.stdin.write(json.dumps(task).encode() + b"\n")
     host.stdin.flush()
     until(lambda: len(_children(host.pid)) == 1)
@@ -402,8 +407,6 @@ def test_bad_calls_are_refused():
         v.score(["1", "2"], ["1"])
     with pytest.raises(ValueError, match=r"unknown style 'boxd'; did you mean 'boxed'"):
         v.score(["1"], ["1"], style="boxd")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="rounding"):
-        v.equivalent("1", "2", rounding=3)
     assert v.score(["1", "1"], [None, 1]) == [0.0, 0.0]  # type: ignore[list-item]
     assert v.score([], []) == []
 

@@ -66,7 +66,6 @@ BEYOND = {
     ("sft.dataset", "aime42"),
     ("eval.tasks", "aime42"),
     ("eval.tasks", " , "),
-    ("eval.data_dir", "no/such/folder"),
     ("model", "./no/such/model"),
 }
 

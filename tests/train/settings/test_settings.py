@@ -76,7 +76,7 @@ def test_runs_are_told_apart_by_what_results_depend_on():
     ):
         assert stored(RLStage, {**rl, name: other}) != stored(RLStage, rl), name
     old = {"rl": {"dataset": "a.csv", "max_steps": 3}, "eval": {"tasks": "b.csv"}}
-    more = {"replay": False, "columns": {}, "split": None}
+    more = {"replay": False, "columns": {}}
     new = {"rl": {**old["rl"], **more}, "eval": {**old["eval"], "reward": "correct"}}
     assert stored(Recipe, new) == stored(Recipe, old)
     assert stored(RLStage, {"reward": "correct"}) == {"reward": "correct"}

@@ -8,6 +8,7 @@ import signal
 import stat
 import sys
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,18 +52,9 @@ def folder(tmp_path, monkeypatch):
     return Elsewhere(tmp_path, monkeypatch)
 
 
-@pytest.fixture
-def local_jobs(monkeypatch):
-    """Jobs of submitit's local executor."""
-    from trustclip.train.suite.launchers import slurm as on_slurm
-
-    before = on_slurm.Slurm.__init__
-    monkeypatch.setattr(on_slurm.Slurm, "__init__", lambda s, r: before(s, r, "local"))
-
-
 @pytest.mark.slow
 @SLURM
-@pytest.mark.usefixtures("local_jobs")
+@pytest.mark.usefixtures("commands")
 def test_the_same_runs_table_and_resume_as_on_this_machine(folder):
     folder.write(seeds=[0])
     said = folder.run()
@@ -71,7 +63,7 @@ def test_the_same_runs_table_and_resume_as_on_this_machine(folder):
     assert started[0].startswith("sft-") and len(started) == 4
     assert folder.folders() == ["atr-seed0", "clip-seed0", "none-seed0", "sft"]
     text = (folder.out / "table.md").read_text()
-    assert "--on slurm --gpus 0 --cpus 1" in text and "75.0" in text
+    assert "75.0" in text
     assert "update 8/8" in said and "clip-seed0" in said
     places = folder.workers()
     assert len(places) == 3 and all(p["host"] == os.uname().nodename for p in places)
@@ -84,7 +76,7 @@ def test_the_same_runs_table_and_resume_as_on_this_machine(folder):
 
 @pytest.mark.slow
 @SLURM
-@pytest.mark.usefixtures("local_jobs")
+@pytest.mark.usefixtures("commands")
 def test_asked_to_end_runs_save_and_the_next_call_continues(folder):
     folder.small()
     (folder.control / "hold").touch()
@@ -226,19 +218,20 @@ class Queued:
     job_id = "7"
     cancelled = False
 
-    def done(self):
-        return False
+    def __init__(self, folder):
+        self.paths = SimpleNamespace(folder=folder, result_pickle=folder / "none")
 
     def cancel(self):
         self.cancelled = True
 
 
 @SLURM
+@pytest.mark.usefixtures("commands")
 def test_a_run_that_still_waits_is_taken_from_the_queue(tmp_path):
-    from trustclip.train.suite.launchers.slurm import SlurmRun
+    from trustclip.train.suite.launchers.slurm import Queue, SlurmRun
 
-    job = Queued()
-    run = SlurmRun(tmp_path, job, None)
+    job = Queued(tmp_path)
+    run = SlurmRun(tmp_path, job, Queue())
     assert run.pid == "job 7" and run.poll() is None and run.last_lines() == []
     run.ask_to_end()
     assert run.poll() == 0 and job.cancelled
@@ -262,10 +255,11 @@ def test_bad_arguments_before_anything_starts(folder, arguments, message, capsys
     assert not folder.out.exists()
 
 
-def test_a_missing_package_is_told_with_its_remedy(folder, monkeypatch):
+def test_a_missing_package_is_told_with_its_remedy(folder, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(ValueError, match=r"needs the package submitit: pip install 'trustclip\["):
-        run_suite(folder.file, Console(), on="slurm")
+    assert main(["suite", str(folder.file), "--on", "slurm"]) == 2
+    said = capsys.readouterr().err
+    assert "the package submitit is not installed: pip install 'trustclip[slurm]'" in said
     assert not folder.out.exists()
 
 

@@ -26,7 +26,7 @@ _OWN = ("n", "each")
 #: Where a recipe has what ``try MODEL`` calls otherwise.
 _IN_RECIPE = {
     "max_tokens": "rl.max_completion_length",
-    **{name: f"rl.{name}" for name in ("reward", "temperature", "top_p", "dataset", "split")},
+    **{name: f"rl.{name}" for name in ("reward", "temperature", "top_p", "dataset")},
 }
 
 

@@ -4,6 +4,8 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
+from torch.utils._pytree import tree_map
+
 from trustclip.train.durable import states
 
 
@@ -58,25 +60,9 @@ class Mark:
 
 def _own_state(trainer: Any) -> dict[str, Any] | Exception:
     try:
-        own = still(trainer._own_state())
+        # Containers are copied, not their values: later changes leave it alone.
+        own = tree_map(lambda value: value, trainer._own_state())
     except Exception as error:  # a reward's state on this rank: raised here, others would wait
         return error
     own["loop"]["loss"] = own["loop"]["loss"].clone()
     return own
-
-
-def still(value: Any) -> Any:
-    """A copy of nested containers, not of their values, that later changes leave alone.
-
-    Example:
-      >>> live = {"loss": [0.5], "step": (1, [2])}
-      >>> kept = still(live)
-      >>> live["loss"].append(0.25)
-      >>> kept
-      {'loss': [0.5], 'step': (1, [2])}
-    """
-    if type(value) is dict:
-        return {key: still(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(still(item) for item in value)
-    return value

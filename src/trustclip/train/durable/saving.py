@@ -45,12 +45,6 @@ class Content:
             None if self.shards is None else shards.copied(self.shards),
         )
 
-    @property
-    def bytes(self) -> int:
-        parts = [tensor for tensors in self.tensors.values() for tensor in tensors.values()]
-        parts += map(shards.local, (self.shards or {}).values())
-        return sum(tensor.nbytes for tensor in parts)
-
     def write(self, folder: Path, ranks: Ranks) -> dict[str, Listed]:
         """Write into a checkpoint's folder, on every rank, and to the disk; lists all files."""
         listings = ranks.everyone(lambda: self.write_own(folder))
@@ -84,7 +78,6 @@ class Saver:
     #: checkpoint, and `settle`, wait for it; until it is complete the previous one is the newest.
     background: bool = False
     timeout: float = 1800  # seconds that a rank waits for another one in the background
-    bytes_held: int = field(default=0, init=False)  # of the copy that is being written
     _background_ranks: Ranks | None = field(default=None, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
     _error: BaseException | None = field(default=None, init=False)
@@ -120,8 +113,7 @@ class Saver:
         if self._thread is None or (not patient and self.ranks.world > 1):
             return
         self._thread.join()
-        self._thread, error = None, self._error
-        self._error, self.bytes_held = None, 0
+        self._thread, error, self._error = None, self._error, None
         if patient and error is not None:
             raise error
 
@@ -132,7 +124,7 @@ class Saver:
                 limit = timedelta(seconds=self.timeout)
                 group = dist.new_group(backend="gloo", timeout=limit)
             self._background_ranks = Ranks(self.ranks.rank, self.ranks.world, group)
-        ranks, self.bytes_held = self._background_ranks, content.bytes
+        ranks = self._background_ranks
 
         def work() -> None:
             try:

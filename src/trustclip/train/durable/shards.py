@@ -46,15 +46,6 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def refuse_whole(folder: Path) -> None:
-    """Refuse a checkpoint that holds no parts."""
-    if not (folder / SHARDS).is_dir():
-        raise ValueError(
-            f"{folder} cannot be continued with sharded weights: one process or DDP wrote it. "
-            "Continue it there, or give that folder as the model of a new run."
-        )
-
-
 def save(folder: Path, tensors: Mapping[str, Tensor], group: Any = None) -> None:
     """Write every rank's parts into files of a folder; all ranks of the group call it."""
     writer = HuggingFaceStorageWriter(str(folder / SHARDS), save_distributed=True)

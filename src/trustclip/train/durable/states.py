@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trustclip.support.schemas import conform, read_json
-from trustclip.train.durable.schemas import Shared
+from trustclip.train.durable.schemas import SHARED
 
 Tensors = dict[str, Tensor]
 
@@ -141,10 +141,10 @@ def load(folder: Path, name: str, device: Any = None) -> Any:
         raise ValueError(f"{folder / name}.json holds no state: {error}.") from error
 
 
-def shared(folder: Path) -> Shared:
+def shared(folder: Path) -> dict[str, Any]:
     """What all ranks share in a checkpoint, ``shared.json``."""
     content = load(folder, "shared")
-    conform(content, Shared, f"{folder}/shared.json")
+    conform(content, SHARED, f"{folder}/shared.json")
     return content
 
 

@@ -85,8 +85,8 @@ class CheckpointStore:
       >>> import tempfile
       >>> store = CheckpointStore(Path(tempfile.mkdtemp()), keep=1)
       >>> for step in (8, 16):
-      ...     with store.writing(step) as folder:
-      ...         _ = (folder / "state.json").write_text("{}")
+      ...     _ = (store.begin(step) / "state.json").write_text("{}")
+      ...     _ = store.commit(step)
       >>> store.newest().name, store.steps()
       ('step-000016', [16])
     """
@@ -95,7 +95,6 @@ class CheckpointStore:
         if keep is not None and keep < 1:
             raise ValueError(f"the number of checkpoints to keep must be at least 1, got {keep}.")
         self.folder, self.keep = folder, keep
-        self.damaged: dict[str, str] = {}  # name -> why `newest` skipped it
 
     def path(self, step: int) -> Path:
         """The folder of the checkpoint of a step."""
@@ -117,25 +116,25 @@ class CheckpointStore:
     def newest(self) -> Path | None:
         """The newest valid checkpoint; None if the folder holds no checkpoint at all.
 
-        Checkpoints that cannot be used are skipped with a warning and listed in `damaged`.
+        Checkpoints that cannot be used are skipped with a warning.
 
         Raises:
           CheckpointError: there are checkpoints, and none is valid.
         """
-        self.damaged = {}
+        damaged: list[str] = []
         run = (self._origin() or {}).get("run")
         for step in reversed(self.steps()):
             path = self.path(step)
             try:
                 verify(path, run)
             except CheckpointError as error:
-                self.damaged[path.name] = str(error)
+                damaged.append(str(error))
                 warnings.warn(f"a checkpoint was skipped: {error}", stacklevel=2)
             else:
                 return path
-        if self.damaged:
+        if damaged:
             raise CheckpointError(
-                f"no checkpoint in {self.folder} can be used: {' '.join(self.damaged.values())} "
+                f"no checkpoint in {self.folder} can be used: {' '.join(damaged)} "
                 "Move this folder away to train from the start."
             )
         return None
@@ -157,18 +156,14 @@ class CheckpointStore:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 flush_way(self.folder)
                 origin = {"run": secrets.token_hex(8), "cursor": cursor()}
-                self.begin_as(origin)
+                part = self.folder / (_WRITING + ORIGIN)
+                part.unlink(missing_ok=True)
+                with part.open("x", encoding="utf-8") as file:
+                    file.write(json.dumps(origin))
+                flush(part)
+                part.rename(path)
+                flush(self.folder)
             return origin["cursor"]
-
-    def begin_as(self, origin: Mapping[str, Any]) -> None:
-        """Write down name and first cursor of the run, whole or not at all."""
-        part = self.folder / (_WRITING + ORIGIN)
-        part.unlink(missing_ok=True)
-        with part.open("x", encoding="utf-8") as file:
-            file.write(json.dumps(origin))
-        flush(part)
-        part.rename(self.folder / ORIGIN)
-        flush(self.folder)
 
     def _origin(self) -> dict[str, Any] | None:
         """Name and first cursor of the run; every checkpoint holds a copy of the file ORIGIN."""
@@ -189,25 +184,8 @@ class CheckpointStore:
             for path in leftovers:
                 path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
 
-    @contextlib.contextmanager
-    def writing(self, step: int) -> Iterator[Path]:
-        """Yield a folder to write a checkpoint into; it becomes valid when the block ends.
-
-        Raises:
-          CheckpointError: it could not be written; nothing of it is left, and earlier ones are
-            untouched.
-        """
-        try:
-            folder = self.begin(step)
-            with self.explained(step):
-                yield folder
-            self.commit(step)
-        except BaseException:
-            self.abort(step)
-            raise
-
     def begin(self, step: int) -> Path:
-        """Create the folder to write a step's checkpoint into: the first part of `writing`."""
+        """Create the folder to write a step's checkpoint into, for `commit` or `abort`."""
         folder = self._part(step)
         with self.explained(step):
             shutil.rmtree(folder, ignore_errors=True)

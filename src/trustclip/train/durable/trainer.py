@@ -30,9 +30,8 @@ from transformers.trainer_callback import ExportableState
 from trustclip.support.names import TrainingError
 from trustclip.support.schemas import Number, alike, conform, read_json
 from trustclip.support.stops import on_request, say_at_once
-from trustclip.train.durable import schemas, states, weights
+from trustclip.train.durable import layouts, schemas, states, weights
 from trustclip.train.durable.exactness import check_identity, check_settings, identity
-from trustclip.train.durable.layouts import layout_of
 from trustclip.train.durable.ranks import Interrupted, Ranks, leave_if_lost, roll_call
 from trustclip.train.durable.rollback import Mark
 from trustclip.train.durable.saving import Content, Saver
@@ -211,7 +210,7 @@ class Durable(Trainer):
             *_, last = self.set_initial_training_values(self.args, self.get_train_dataloader())
         if state.global_step < last:
             return False
-        layout_of(self).load_weights(newest)
+        layouts.load_weights(self, newest)
         self.state = state
         self._restore_callbacks(newest)  # what guards have reported belongs to the summary
         return True
@@ -230,7 +229,7 @@ class Durable(Trainer):
     def _collect(self, folder: Path) -> Content:
         """This rank's part of the state after an update."""
         content, first = Content(), self.accelerator.is_main_process
-        of_optimizer = layout_of(self).put(content)  # collective: every rank, so before the return
+        of_optimizer = layouts.put(self, content)  # collective: every rank, so before the return
         content.state(f"rank-{self.accelerator.process_index}", self._own_state())
         if not first:
             return content
@@ -302,7 +301,7 @@ class Durable(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         with _loading_errors(resume_from_checkpoint):
-            layout_of(self).load_weights(Path(resume_from_checkpoint))
+            layouts.load_weights(self, Path(resume_from_checkpoint))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
@@ -313,7 +312,7 @@ class Durable(Trainer):
         stored = states.load(folder, "optimizer")
         if stored["parameters"] != self._optimized():
             raise ValueError(f"{folder} cannot be continued: other parameters were being trained.")
-        layout_of(self).load_optimizer(folder, stored)  # with its learning rates
+        layouts.load_optimizer(self, folder, stored)  # with its learning rates
         self.lr_scheduler.load_state_dict(
             _restrict(stored["scheduler"], self.lr_scheduler.state_dict(), f"{folder}: scheduler")
         )
@@ -349,7 +348,7 @@ class Durable(Trainer):
     def _read(self, folder: Path) -> None:
         """Read what this rank continues from, and refuse content that no trainer writes."""
         state = read_json(folder / _STATE)
-        conform(state, schemas.State, f"{folder}/{_STATE}")
+        conform(state, schemas.STATE, f"{folder}/{_STATE}")
         names = {field.name for field in dataclasses.fields(TrainerState)}
         for name in sorted(state.keys() - names):
             raise ValueError(f"{folder}/{_STATE}: {name!r} is none of the names in it.")

@@ -4,7 +4,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.table import Table
 
 from trustclip import stats
 from trustclip.findings.start import of_evaluation
-from trustclip.logs.answers import outcomes, overlapping, score_rows, scores
+from trustclip.logs.answers import outcomes, score_rows, scores
 from trustclip.logs.samples import sample_rows, shards
 from trustclip.support.flush import flush
 from trustclip.support.jsonl import Row, scan, write_bytes
@@ -46,7 +46,7 @@ class Plan:
     style: str | PromptStyle
     seed: int
     batch_size: int  # completions per batch, at least k of them
-    measures: Measures | None = None  # besides or instead of the verifier; None for it alone
+    measures: Measures = field(default_factory=Measures)  # besides or instead of the verifier
 
 
 def sample(
@@ -85,10 +85,9 @@ def sample(
                 )
                 for index, completion in enumerate(group)
             ]
-            if plan.measures is None or plan.measures.verified:
+            if plan.measures.verified:
                 _judge(rows, verifier, style.extraction)
-            if plan.measures is not None:
-                _measure(rows, plan.measures, batch, prompts)
+            _measure(rows, plan.measures, batch, prompts)
             yield rows
 
 
@@ -100,19 +99,11 @@ def _batches(tasks: Tasks, plan: Plan) -> Iterator[tuple[str, Sequence[Problem]]
 
 
 def _judge(rows: Sequence[Row], verifier: Verifier, extraction: Style) -> None:
-    """Set ``correct`` and ``judged``, one distinct answer per call.
-
-    The verifier only counts how it decided; with one answer per call the count is that answer's.
-    """
-    verdicts: dict[tuple[str, str | None], tuple[int, str]] = {}
-    for row in rows:
-        answer = row["gold"], row["extracted"]
-        if answer not in verdicts:
-            before = verifier.counts.copy()
-            (score,) = verifier.score([row["gold"]], [row["response"]], extraction)
-            (judged,) = verifier.counts - before
-            verdicts[answer] = int(score), judged
-        row["correct"], row["judged"] = verdicts[answer]
+    """Set ``correct`` and ``judged``."""
+    golds, responses = ([row[name] for row in rows] for name in ("gold", "response"))
+    verdicts = verifier.judge(golds, responses, extraction)
+    for row, (right, judged) in zip(rows, verdicts, strict=True):
+        row["correct"], row["judged"] = int(right), judged
 
 
 def _measure(
@@ -271,24 +262,17 @@ class Evaluation:
         return Local(model, tokenizer, sampling, self._plan.batch_size, trainer.stopping)
 
     def course(self) -> dict[str, Any]:
-        """Scores before and after training and at the best step; empty without evaluations."""
+        """Scores before and after training; empty without evaluations."""
         evaluations: dict[int, list[Row]] = defaultdict(list)
         for row in sample_rows(self._run.path):
             if row["stage"] == "eval":
                 evaluations[row["step"]].append(row)
         if not evaluations:
             return {}
-        results = {step: scores(rows) for step, rows in sorted(evaluations.items())}
-        name = next(iter(results[0]["average"]))
-        steps = [step for step in results if step > 0] or [0]
-        best = max(steps, key=lambda step: results[step]["average"][name]["value"])
         return {
-            "initial": results[min(results)],
-            "final": results[max(results)],
+            "initial": scores(evaluations[min(evaluations)]),
+            "final": scores(evaluations[max(evaluations)]),
             "difference": vars(difference(evaluations)),
-            **clean_scores(self._run.summary.get("overlap", {}), evaluations),
-            # Selected by its score on these same problems, so that score is biased upwards.
-            "best": {"step": best, "average": results[best]["average"]},
         }
 
 
@@ -305,25 +289,6 @@ class _Interruptible:
         completions = self._backend.generate(prompts, n, seed)
         self._trainer.leave_if_asked()  # a batch that a rank ended early is worthless
         return completions
-
-
-def clean_scores(
-    overlap: Mapping[str, Any], evaluations: Mapping[int, Sequence[Row]]
-) -> dict[str, Any]:
-    """First and last scores without the test problems that the training data hold, if any."""
-    if not (copies := overlapping(overlap)):
-        return {}
-    clean = {
-        step: [row for row in evaluations[step] if row["id"] not in copies.get(row["task"], ())]
-        for step in (min(evaluations), max(evaluations))
-    }
-    if not all(clean.values()):
-        return {}
-    return {
-        "initial_clean": scores(clean[min(clean)]),
-        "final_clean": scores(clean[max(clean)]),
-        "difference_clean": vars(difference(clean)),
-    }
 
 
 def difference(evaluations: Mapping[int, Sequence[Row]]) -> stats.Difference:

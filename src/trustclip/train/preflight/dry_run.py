@@ -29,7 +29,7 @@ from trustclip.train.preflight.longest import longest, model_shape, run_longest
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import messages, rendered, right_completion
 from trustclip.train.rewarding import Rewards
-from trustclip.train.services import answers, incapable, no_answer, vllm_server
+from trustclip.train.services import healthy, incapable, no_answer, vllm_server
 from trustclip.train.settings.stages import (
     Recipe,
     RLSettings,
@@ -144,7 +144,7 @@ def _missing(settings: RLSettings) -> list[str]:
     url = vllm_server(settings)
     problem = ""
     if url is not None:
-        problem = incapable(url) if answers(f"{url}/health", healthy=True) else no_answer(url)
+        problem = incapable(url) if healthy(url) else no_answer(url)
     return [*absent(settings), *filter(None, [problem])]
 
 

@@ -1,6 +1,5 @@
 """The longest batch that training can encounter, found in its data and run once."""
 
-import copy
 import gc
 import math
 import resource
@@ -10,7 +9,6 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,8 @@ from rich.console import Console
 from trustclip.support.text import readable
 from trustclip.train.evaluation.backends.local import prompt_ids
 from trustclip.train.problems.problem import Problem
-from trustclip.train.problems.prompts import PromptStyle, messages, set_chat_template, tokens_of
+from trustclip.train.problems.prompts import PromptStyle, messages, tokens_of
 from trustclip.train.settings.stages import Recipe, RLStage
-from trustclip.train.tiny import BUILT_IN, tiny_model
 
 #: On a CPU the longest batch is run only if it is expected to take less, in seconds.
 PATIENCE = 120.0
@@ -51,24 +48,11 @@ def longest(problems: Sequence[Problem], tokenizer: Any, settings: RLStage) -> L
 
 def model_shape(name: str, style: PromptStyle) -> tuple[Any, Any]:
     """Configuration and tokenizer of a model, without its weights."""
-    if name in BUILT_IN:
-        model, tokenizer = tiny_model(**BUILT_IN[name])
-        return model.config, tokenizer
-    from trustclip.train.models import check_tokenizer
+    from trustclip.train.models import check_tokenizer, load_tokenizer, model_config
 
-    config, stored = _config_and_tokenizer(name)
-    tokenizer = copy.copy(stored)
-    set_chat_template(tokenizer, style)
+    config, tokenizer = model_config(name), load_tokenizer(name, style)
     check_tokenizer(tokenizer, config, name)
     return config, tokenizer
-
-
-@lru_cache(maxsize=1)
-def _config_and_tokenizer(name: str) -> tuple[Any, Any]:
-    """Configuration and tokenizer of a model as stored; a dry run needs them in several styles."""
-    from trustclip.train.models import model_config, stored_tokenizer
-
-    return model_config(name), stored_tokenizer(name)
 
 
 def run_longest(recipe: Recipe, console: Console, hardest: Longest) -> int:
@@ -193,7 +177,7 @@ def trial(recipe: Recipe, problems: Sequence[Problem], folder: Path, **options: 
 
     settings = recipe.rl
     model, tokenizer = load_model(recipe.model, settings.style, recipe.seed, recipe.dtype)
-    silent = replace(settings, save_steps=0, logging_steps=1000, reward="correct", overlong_cache=0)
+    silent = replace(settings, save_steps=0, logging_steps=1000, reward="correct")
     trainer = DurableGRPOTrainer(
         model=model,
         reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],

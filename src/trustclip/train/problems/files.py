@@ -47,7 +47,12 @@ def file_rows(path: Path) -> Rows:
     form = format_of(path)
     if form is None:
         raise ValueError(f"{path}: cannot read {path.suffix!r} files, only {', '.join(SUFFIXES)}")
-    return _readable(path, readers[SUFFIXES.index(form)](path))
+    return readers[SUFFIXES.index(form)](path)
+
+
+def numbered(rows: Iterable[Any]) -> Rows:
+    """Rows that have no lines, with their numbers."""
+    return ((number, row, "") for number, row in enumerate(rows, start=1))
 
 
 #: A part of a file, as ``datasets`` writes parts of a split: ``[:200]``, ``[200:]``, ``[-10%:]``.
@@ -74,13 +79,6 @@ def part_of(path: Path, part: str) -> Rows:
         for place in match.groups()
     ]  # fmt: skip
     return iter(rows[slice(*places)])
-
-
-def _readable(path: Path, rows: Rows) -> Rows:
-    try:
-        yield from rows
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from error
 
 
 def _no_file(path: Path) -> str:
@@ -133,7 +131,7 @@ def _json_rows(path: Path) -> Rows:
     rows = _parse_json(start)
     if isinstance(rows, RowError):
         raise ValueError(f"{path}: {rows}")
-    yield from ((number, row, "") for number, row in enumerate(rows, start=1))
+    yield from numbered(rows)
 
 
 def _csv_rows(path: Path) -> Rows:
@@ -162,5 +160,4 @@ def _csv_rows(path: Path) -> Rows:
 
 
 def _parquet_rows(path: Path) -> Rows:
-    read = parquet.rows(path, most_bytes=MAX_ARRAY_BYTES)
-    yield from ((number, row, "") for number, row in enumerate(read, start=1))
+    yield from numbered(parquet.rows(path, most_bytes=MAX_ARRAY_BYTES))

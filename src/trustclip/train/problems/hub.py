@@ -1,12 +1,11 @@
 """Known problem sets on the Hugging Face hub: their splits, rules and rows."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from trustclip.train.problems.problem import Problem
-from trustclip.train.problems.rows import Fields, is_numeric
+from trustclip.train.problems.rows import Fields
 
 Use = Literal["train", "test"]
 _USES: Mapping[Use, str] = {"train": "train on", "test": "evaluate on"}
@@ -135,56 +134,18 @@ def hub_rows(source: HubSource, split: str) -> Iterator[Any]:
     """Rows of a hub data set, through ``datasets`` (imported here, downloads or uses its cache).
 
     Raises:
-      ValueError: ``datasets`` is not installed, or the data set, configuration or split cannot
-        be loaded.
+      ValueError: the data set, configuration or split cannot be loaded.
     """
-    datasets = _datasets(source.path)
+    import datasets
+
     try:
-        yield from _rows(datasets.load_dataset(source.path, name=source.config, split=split))
+        data: Any = datasets.load_dataset(source.path, name=source.config, split=split)
+        for batch in data.iter(batch_size=1000):  # a tenth of the time of row by row
+            rows = zip(*batch.values(), strict=True)
+            yield from (dict(zip(batch, row, strict=True)) for row in rows)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"cannot load {source.path} (config {source.config or 'default'}, split {split}): "
             f"{str(error).removesuffix('.')}. Name another split as {source.path}@SPLIT; without "
             "network, use a file"
         ) from error
-
-
-def _datasets(place: str) -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise ValueError(
-            f"{place}: reading it needs the package datasets: pip install 'trustclip[train]'"
-        ) from error
-    return datasets
-
-
-def _rows(data: Any) -> Iterator[Any]:
-    for batch in data.iter(batch_size=1000):  # a tenth of the time of row by row
-        rows = zip(*batch.values(), strict=True)
-        yield from (dict(zip(batch, row, strict=True)) for row in rows)
-
-
-def select_for_sft(
-    problems: Iterable[Problem], *, max_seq_length: int, count_tokens: Callable[[Problem], int]
-) -> list[Problem]:
-    """Format-priming examples: the Unsloth Qwen3 GRPO notebook's filter of OpenMathReasoning.
-
-    Kept are problems with a numeric gold and a worked solution whose example is at most half of
-    ``max_seq_length`` long, by ``count_tokens`` of the whole example, chat template included;
-    ``<think>`` tags go, the thoughts between them stay.
-
-    Example:
-      >>> sums = Problem("a", "1+2", "3", "<think>one and two</think>\\nthree")
-      >>> proof = Problem("b", "prove it", "proved", "thus")
-      >>> selected = select_for_sft([sums, proof], max_seq_length=8,
-      ...                           count_tokens=lambda p: len(p.solution.split()))
-      >>> [p.solution for p in selected]
-      ['one and two\\nthree']
-    """
-    untagged = (
-        replace(item, solution=item.solution.replace("<think>", "").replace("</think>", "").strip())
-        for item in problems
-        if item.solution and is_numeric(item.answer)
-    )
-    return [item for item in untagged if count_tokens(item) <= max_seq_length / 2]

@@ -2,8 +2,7 @@
 
 import json
 import logging
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,6 +15,7 @@ from trustclip.train.problems.files import (
     file_rows,
     format_of,
     near_hint,
+    numbered,
     part_of,
 )
 from trustclip.train.problems.hub import (
@@ -91,6 +91,9 @@ def load_problems(
 
     The whole source is read whatever ``limit`` is, so that the same rows are bad.
 
+    No row of a known benchmark that is evaluated on may be bad: a mean over fewer problems would
+    pass for the benchmark's. It has its own columns and answers, whatever ``selection`` says.
+
     Args:
       source: a path ending in .jsonl, .json, .csv or .parquet; a known name (``amc23``,
         ``aime24``, ``aime25``, ``math500``, ``gsm8k``, ``dapo``, ``dapo_en``, ``openmath``); or a
@@ -113,18 +116,17 @@ def load_problems(
       ValueError: no such source, split or column, an unreadable file, or not one good row.
     """
     file, stem, rules, rows = open_source(source, use)
+    if use == "test" and rules.kind == "benchmark":
+        max_bad_rows, selection = 0, RowSelection()
     rules = replace(rules, fields=map_columns(rules.fields, selection.columns))
     collector = _Collector(file, stem, rules, max_bad_rows, selection)
     try:
         for line, row, text in rows:
             collector.add(line, row, text)
-    except TooManyBadRows:
-        collector.check_columns()
-        raise
     finally:
         if quarantine is not None and collector.bad_rows:
             _write_quarantine(quarantine, collector.bad_rows)
-    collector.check_columns()
+        collector.check_columns()
     problems = list(collector.problems.values())[:limit]
     bad_rows, duplicates = collector.bad_rows, collector.duplicates
     if not problems:
@@ -135,38 +137,6 @@ def load_problems(
     if text_golds := sum(plain_text(problem.answer) is not None for problem in problems):
         _logger.warning("%s: %d golds are not mathematical: compared as text", file, text_golds)
     return problems
-
-
-def load_task(
-    name: str,
-    data_dir: Path | str | None = None,
-    *,
-    quarantine: Path | None = None,
-    selection: RowSelection = RowSelection(),
-) -> list[Problem]:
-    """Problems to evaluate on: ``<data_dir>/<name>*`` if there is such a file, else the source.
-
-    Of several files the one called ``<name>`` is taken, then ``<name>_<test split>``. No row of a
-    known benchmark may be bad: a mean over fewer problems would pass for the benchmark's. A known
-    benchmark has its own columns and answers: ``selection`` does not apply to it.
-
-    Raises:
-      ValueError: unknown name (the nearest known one is named), or several files fit.
-    """
-    local = task_file(name, Path(data_dir)) if data_dir is not None else None
-    rules = named_after(Path(local or name).stem) or hub_source(name)
-    max_bad_rows = 0 if rules is not None and rules.kind == "benchmark" else 100
-    return load_problems(
-        str(local or name),
-        use="test",
-        max_bad_rows=max_bad_rows,
-        quarantine=quarantine,
-        selection=RowSelection() if max_bad_rows == 0 else selection,
-    )
-
-
-def _number_rows(rows: Iterable[Any]) -> Rows:
-    return ((number, row, "") for number, row in enumerate(rows, start=1))
 
 
 def open_source(source: str, use: Use) -> tuple[str, str, HubSource, Rows]:
@@ -183,36 +153,14 @@ def open_source(source: str, use: Use) -> tuple[str, str, HubSource, Rows]:
         rows = file_rows(path) if split is None or path.is_dir() else part_of(path, split)
         return name, path.stem, rules, rows
     if entry is None:
-        raise ValueError(_unknown(source, HUB_SOURCES))
+        raise ValueError(
+            f"unknown problem source {source!r}{near_hint(source, HUB_SOURCES)}. Allowed: "
+            f"{', '.join(HUB_SOURCES)}, a file ({', '.join(SUFFIXES)}), or "
+            "a hub id owner/name, each with @SPLIT where it has splits"
+        )
     stem = name if name in HUB_SOURCES else entry.path.rpartition("/")[2]
-    rows = _number_rows(hub_rows(entry, entry.split(use)))
+    rows = numbered(hub_rows(entry, entry.split(use)))
     return entry.path, stem, entry, rows
-
-
-def task_file(name: str, data_dir: Path) -> Path | None:
-    """The file in ``data_dir`` that holds a task, or None where only the hub has it."""
-    if not data_dir.is_dir():
-        raise ValueError(f"{data_dir} is not a folder")
-    files = {path: path.stem for path in sorted(data_dir.iterdir()) if format_of(path)}
-    base = name.replace("@", "_")  # gsm8k@train is the file gsm8k_train.jsonl
-    matches = [p for p, stem in files.items() if re.match(rf"{re.escape(base)}($|[_.-])", stem)]
-    entry = hub_source(name)
-    if not matches and entry is None and format_of(Path(name)) is None:
-        raise ValueError(_unknown(name, [*HUB_SOURCES, *files.values()]))
-    if len(matches) > 1:
-        usual = [base, f"{base}_{entry.test}"] if entry else [base]
-        matches = [path for stem in usual for path in matches if files[path] == stem][:1] or matches
-    if len(matches) > 1:
-        raise ValueError(f"several files fit {name!r}: {', '.join(path.name for path in matches)}")
-    return matches[0] if matches else None
-
-
-def _unknown(name: str, names: Iterable[str]) -> str:
-    allowed = (
-        f"{', '.join(HUB_SOURCES)}, a file ({', '.join(SUFFIXES)}), or "
-        "a hub id owner/name, each with @SPLIT where it has splits"
-    )
-    return f"unknown problem source {name!r}{near_hint(name, names)}. Allowed: {allowed}"
 
 
 class _Collector:

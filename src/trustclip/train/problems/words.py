@@ -6,12 +6,10 @@ which is what reinforcement learning needs.
 """
 
 import random
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import accumulate, islice
+from abc import abstractmethod
+from itertools import accumulate
 
-from trustclip.train.problems.arithmetic import Split, split_of
+from trustclip.train.problems.arithmetic import Generated
 from trustclip.train.problems.problem import Problem
 
 _NAMES = (
@@ -28,44 +26,19 @@ LARGEST = 50
 _LESS = ("gives {} away", "loses {}", "sells {}", "leaves {} at home", "hands {} to a friend")
 
 
-@dataclass(frozen=True, kw_only=True)
-class WordProblems(ABC):
-    """A stream of distinct problems; training and test problems are disjoint for every seed.
-
-    The split of a problem depends on its text alone.
-    """
-
-    seed: int = 0
-
-    def train(self, n: int) -> list[Problem]:
-        """First `n` distinct training problems; a shorter list is a prefix of a longer one."""
-        return list(islice(self._stream("train"), n))
-
-    def test(self, n: int) -> list[Problem]:
-        """First `n` distinct held-out problems; a shorter list is a prefix of a longer one."""
-        return list(islice(self._stream("test"), n))
+class WordProblems(Generated):
+    """Problems with a solution of short lines."""
 
     @abstractmethod
-    def _draw(self, rng: random.Random) -> tuple[str, list[str], int]:
+    def _lines(self, rng: random.Random) -> tuple[str, list[str], int]:
         """A problem, the lines of its solution, and its answer."""
 
-    def _stream(self, split: Split) -> Iterator[Problem]:
-        kind = type(self).__name__
-        rng = random.Random(f"{kind}-{split}-{self.seed}")
-        texts: set[str] = set()
-        while True:
-            text, lines, answer = self._draw(rng)
-            if text not in texts and split_of(text) == split:
-                texts.add(text)
-                yield Problem(
-                    id=f"{kind}: {text}",
-                    problem=text,
-                    answer=str(answer),
-                    solution="\n".join(lines),
-                )
+    def _draw(self, rng: random.Random) -> Problem:
+        text, lines, answer = self._lines(rng)
+        name = f"{type(self).__name__}: {text}"
+        return Problem(id=name, problem=text, answer=str(answer), solution="\n".join(lines))
 
 
-@dataclass(frozen=True, kw_only=True)
 class WordSums(WordProblems):
     """Short stories of two additions or subtractions whose totals all lie in 1 to 50.
 
@@ -78,7 +51,9 @@ class WordSums(WordProblems):
       21 - 5 = 16
     """
 
-    def _draw(self, rng: random.Random) -> tuple[str, list[str], int]:
+    stream = "WordSums-"
+
+    def _lines(self, rng: random.Random) -> tuple[str, list[str], int]:
         name, things = rng.choice(_NAMES), rng.choice(_THINGS)
         total = rng.randint(1, LARGEST)
         story, lines = [f"{name} has {total} {things}."], []
@@ -92,7 +67,6 @@ class WordSums(WordProblems):
         return " ".join([*story, f"How many {things} does {name} have now?"]), lines, total
 
 
-@dataclass(frozen=True, kw_only=True)
 class LetterCounts(WordProblems):
     """How often a letter stands in a made-up word of 5 to 8 letters; the solution counts them.
 
@@ -105,7 +79,9 @@ class LetterCounts(WordProblems):
       1
     """
 
-    def _draw(self, rng: random.Random) -> tuple[str, list[str], int]:
+    stream = "LetterCounts-"
+
+    def _lines(self, rng: random.Random) -> tuple[str, list[str], int]:
         # Few letters, so that most occur more than once.
         letters = rng.sample("bcdfgklmnprst", 2), rng.sample("aeiou", 2)
         length = rng.randint(5, 8)
@@ -117,7 +93,6 @@ class LetterCounts(WordProblems):
         return question, [", ".join(spelled), str(word.count(letter))], word.count(letter)
 
 
-@dataclass(frozen=True, kw_only=True)
 class DigitSums(WordProblems):
     """The sum of the digits of a number of five; the solution keeps the running total.
 
@@ -132,7 +107,9 @@ class DigitSums(WordProblems):
       22 + 2 = 24
     """
 
-    def _draw(self, rng: random.Random) -> tuple[str, list[str], int]:
+    stream = "DigitSums-"
+
+    def _lines(self, rng: random.Random) -> tuple[str, list[str], int]:
         number = [rng.randint(1, 9), *(rng.randint(0, 9) for _ in range(4))]
         totals = list(accumulate(number))
         lines = [

@@ -23,6 +23,8 @@ SHOWN = (
 
 #: Characters of a terminal from which on the bar leaves room for every metric.
 WIDE = 100
+#: Those that the numbers of steps take, such as 1000/1000.
+WIDEST = 9
 
 
 class Stage:
@@ -37,7 +39,7 @@ class Stage:
       'rl 1/2  reward 0.250  '
     """
 
-    def __init__(self, console: Console, name: str, total: int) -> None:
+    def __init__(self, console: Console, name: str, total: int = 0) -> None:
         self._console, self._name, self._total = console, name, total
         self._started, self._done, self._before = time.monotonic(), 0, 0
         self._latest: dict[str, Any] = {}
@@ -46,9 +48,7 @@ class Stage:
             self._bar = Progress(
                 TextColumn("{task.description:>6}", style="bold", markup=False),
                 BarColumn(bar_width=24 if console.width >= WIDE else 6),
-                MofNCompleteColumn(
-                    table_column=Column(no_wrap=True, min_width=2 * len(str(total)) + 1)
-                ),
+                MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=WIDEST)),
                 TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
                 TextColumn(
                     "{task.fields[shown]}",
@@ -68,11 +68,11 @@ class Stage:
         if self._bar is not None:
             self._bar.stop()
 
-    def resume(self, done: int) -> None:
-        """Set the number of steps that an earlier attempt has done."""
-        self._before = self._done = done
+    def resume(self, done: int, total: int) -> None:
+        """Set the number of steps that an earlier attempt has done, and that of all."""
+        self._before, self._done, self._total = done, done, total
         if self._bar is not None:
-            self._bar.update(self._task, completed=done)
+            self._bar.update(self._task, completed=done, total=total)
 
     def step(self, metrics: dict[str, Any], steps: int = 1) -> None:
         """Advance by ``steps``, with the newest metrics.

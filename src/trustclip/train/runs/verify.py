@@ -4,18 +4,18 @@ A checkpoint holds the SHA-256 of each file of rows so far; the summary of a fin
 of every file. Nothing is signed: whoever rewrites the hashes as well is not found.
 """
 
-import hashlib
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from trustclip.logs.forms import HASHES
+from trustclip.logs.writing.extents import Extent, Extents
 from trustclip.logs.writing.hashes import digest
 from trustclip.logs.writing.run import GROWING, LOST
-from trustclip.support.inside import Inside, itself, regular_files
+from trustclip.support.inside import Inside, regular_files
 from trustclip.support.jsonl import read_mapping, scan
 from trustclip.support.schemas import read_json
 from trustclip.train.durable.store import CheckpointError, CheckpointStore
@@ -90,8 +90,7 @@ class _Comparison:
     folder: Path
     files: dict[str, Path]
     summary: dict[str, Any] = field(default_factory=dict)
-    #: By name of a file: its sizes at checkpoints and at the end, with the hashes of so many bytes.
-    records: dict[str, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
+    records: dict[str, Extent] = field(default_factory=dict)  # the largest of each file
 
     def entries(self) -> Iterator[FileState]:
         yield from self._checkpoints()
@@ -154,21 +153,25 @@ class _Comparison:
 
     def _take(self, cursor: Mapping[str, Any]) -> None:
         for name, extent in cursor.items():
-            self.records[str(name)][int(extent["bytes"])] = str(extent["sha256"])
+            new: Extent = {"bytes": int(extent["bytes"]), "sha256": str(extent["sha256"])}
+            if new["bytes"] >= self.records.get(name, new)["bytes"]:
+                self.records[name] = new
 
     def _file(self, name: str) -> FileState:
-        path, sizes = self.files.get(name), self.records.get(name)
+        path, extent = self.files.get(name), self.records.get(name)
         if path is None:
             there = os.path.lexists(self.folder / name)
             return FileState(name, "missing", "no regular file" if there else "not there")
-        if not sizes:
+        if extent is None:
             if self.summary.get(HASHES) and name != "config.yaml":
                 return FileState(name, "changed", "added: the finished run has no such file")
             return FileState(name, "unrecorded", "no hash is recorded")
-        last, size = max(sizes), path.stat().st_size
+        last, size = extent["bytes"], path.stat().st_size
         if size < last:
             return FileState(name, "missing", f"{size} bytes are left of {last}")
-        if not _same(path, sizes):
+        try:
+            Extents().restore(path, extent, cut=False)
+        except ValueError:
             return FileState(name, "changed", "other bytes than the run wrote")
         if size > last and self.summary.get(HASHES):
             return FileState(name, "changed", f"{size - last} bytes were added after the end")
@@ -182,15 +185,3 @@ class _Comparison:
             if line.row is not None and line.row.get("notice") == LOST:
                 text = f"noticed after update {line.row.get('step')}: {line.row.get('text')}"
                 yield FileState("rows", "missing", text)
-
-
-def _same(path: Path, sizes: Mapping[int, str]) -> bool:
-    """Whether a file holds what it held at each of these sizes."""
-    whole = hashlib.sha256()
-    with open(path, "rb", opener=itself) as file:
-        for size in sorted(sizes):
-            while (left := size - file.tell()) and (block := file.read(min(left, 2**20))):
-                whole.update(block)
-            if whole.hexdigest() != sizes[size]:
-                return False
-    return True

@@ -40,7 +40,6 @@ from trustclip.support.marks import (
     fields_of,
 )
 from trustclip.support.yaml_files import yaml_list
-from trustclip.train.problems.generated import GENERATED, PRIMER
 from trustclip.train.problems.prompts import Prompt, PromptStyle, styled
 
 Style = Literal["solution", "boxed", "answer", "plain"]
@@ -104,23 +103,14 @@ def _no_prompt(value: Any) -> bool:
     return isinstance(value, Mapping) and set(value.values()) == {None}
 
 
-def source_of(dataset: str, split: str | None) -> str:
-    """A data set with its split as one text, ``NAME@SPLIT``.
-
-    Raises:
-      ValueError: two splits.
+def listed(text: str) -> list[str]:
+    """The names in a comma-separated text.
 
     Example:
-      >>> source_of("hub:owner/name:config", "train[:1000]")
-      'hub:owner/name:config@train[:1000]'
+      >>> listed("amc23, aime24,")
+      ['amc23', 'aime24']
     """
-    if split is None:
-        return dataset
-    generated = dataset in (*GENERATED, PRIMER)
-    if "@" in dataset or generated:
-        reason = "has no splits" if generated else "names one already"
-        raise ValueError(f"`split` is {split!r}, and `dataset` {dataset!r} {reason}.")
-    return f"{dataset}@{split}"
+    return [name for part in text.split(",") if (name := part.strip())]
 
 
 @checked
@@ -202,10 +192,8 @@ class Training(Problems):
     """What fine-tuning and reinforcement learning have in common."""
 
     dataset: str
-    """Problems with answers, or with solutions to tune on: a file, a hub id
-    (NAME:CONFIG@SPLIT), or generated ones ("arithmetic", "word-sums", ...)."""
-    split: Annotated[str | None, Since(before=None)] = None
-    """Split of the data set, or a part of it, such as "train[:1000]"; of a file, "[:1000]"."""
+    """Problems with answers, or with solutions to tune on: a file (a part of it: FILE@[:1000]), a
+    hub id (NAME:CONFIG@SPLIT), or generated ones ("arithmetic", "word-sums", ...)."""
     exclude: Annotated[str, Since(before=NOTHING)] = OWN_TESTS
     """Test problems to leave out of training where text and answer are the same: "tests" for those
     of the recipe's evaluation, names of further test sets (tests,aime24), or "none". With "near"
@@ -232,11 +220,6 @@ class Training(Problems):
     """Updates between checkpoints; 0 saves one only when the run is interrupted."""
     save_total_limit: ToTrl[_SaveLimit] = 2
     """Number of most recent checkpoints to keep."""
-
-    @property
-    def source(self) -> str:
-        """The data set with its split, as one text."""
-        return source_of(self.dataset, self.split)
 
 
 class Rewarded:
@@ -293,8 +276,6 @@ class RLStage(Training, EngineSettings, Rewarded):
     {name: ..., weight: ..., ARGUMENT: ...}. See docs/bring-your-own.md."""
     reward_noise: Annotated[float, Field(ge=0, le=0.5), NUMBER] = 0.0
     """Share of the answer rewards to invert; a repeated run inverts the same ones."""
-    overlong_cache: Whole = 0
-    """Tokens before max-completion-length in which DAPO's soft length penalty grows; 0 for none."""
     max_prompt_length: Count | None = None
     """Maximum prompt length in tokens; problems with a longer prompt are left out."""
     max_completion_length: ToTrl[Count] = 1846
@@ -372,8 +353,8 @@ class RLStage(Training, EngineSettings, Rewarded):
 
     @property
     def reward_weights(self) -> list[float]:
-        """Weight of each reward function in the total; the length penalty is the last."""
-        return [one.weight for one in self.rewards] + [1.0] * bool(self.overlong_cache)
+        """Weight of each reward function in the total."""
+        return [one.weight for one in self.rewards]
 
 
 @checked
@@ -391,8 +372,6 @@ class EvalStage(Problems, Rewarded):
     tasks: str
     """Comma-separated problem sets: names (amc23, aime24, gsm8k@test), files, or generated ones
     ("arithmetic", "word-sums", "letter-counts", "digit-sums")."""
-    data_dir: Path | None = None
-    """Folder with NAME*.jsonl files, searched before the hub."""
     k: Count = 8
     """Samples per problem."""
     reward: Annotated[Rewards, Since(before="correct")] = "correct"
@@ -407,6 +386,11 @@ class EvalStage(Problems, Rewarded):
     """Maximum completion length in tokens; at most what the model's context leaves."""
     batch_size: Count = 64
     """Completions generated at once."""
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the problem sets."""
+        return listed(self.tasks)
 
 
 @checked
@@ -447,8 +431,6 @@ class TrySettings(Problems):
     """Folder or hub id of the model, "tiny", "small" or "smollm2"; or a recipe file."""
     dataset: str
     """Problems with answers: a file, a hub id, or generated ones ("word-sums")."""
-    split: str | None = None
-    """Split of the data set, or a part of it, such as "train[:1000]"; of a file, "[:1000]"."""
     n: Count = 8
     """Number of completions."""
     each: Count = 2
@@ -473,7 +455,7 @@ class TrySettings(Problems):
     @property
     def training(self) -> RLStage:
         """An RL stage on the same problems, with the same prompts and rewards."""
-        own = ("dataset", "split", "columns", "prompt_style", "prompt", "reward", "top_p")
+        own = ("dataset", "columns", "prompt_style", "prompt", "reward", "top_p")
         return RLStage(
             **{name: getattr(self, name) for name in own},
             limit=self.limit or -(-self.n // self.each),

@@ -18,7 +18,6 @@ from trustclip.support.names import unknown
 from trustclip.support.secrets import redact
 from trustclip.support.settings import Complaint, Rules, Source, refuse, validated
 from trustclip.train.files import load_yaml, read_recipe
-from trustclip.train.problems.sources import task_file
 from trustclip.train.settings.stages import NOTHING, Recipe, SFTSettings
 from trustclip.train.shipped import locate
 from trustclip.train.suite.settings import (
@@ -206,20 +205,11 @@ def _sft(settings: SuiteSettings, recipe: Recipe, seed: int) -> Job | None:
     own = {"model": recipe.model, "seed": chosen, "dtype": recipe.dtype}
     own |= {"changed_inputs": recipe.changed_inputs}
     content = {**own, **plain(recipe)["sft"]}
-    content["exclude"] = _tests_of(recipe, recipe.sft.exclude)
+    if recipe.eval is not None and recipe.sft.exclude != NOTHING:
+        # Those of the recipe by name: a separate SFT has none.
+        content["exclude"] = ",".join([recipe.sft.exclude, *recipe.eval.names])
     path = settings.output_dir / f"sft-{digest(content, SFTSettings)}"
     return Job(path, content | {"output_dir": str(path)}, "sft", recipe.model, chosen)
-
-
-def _tests_of(recipe: Recipe, exclude: str) -> str:
-    """`exclude` with the recipe's own test sets by name: a separate SFT has none."""
-    if exclude == NOTHING or recipe.eval is None:
-        return exclude
-    names = [name for part in recipe.eval.tasks.split(",") if (name := part.strip())]
-    folder = recipe.eval.data_dir
-    paths = [None if folder is None else task_file(name, Path(folder)) for name in names]
-    own = [str(path or name) for path, name in zip(paths, names, strict=True)]
-    return ",".join([exclude, *own])
 
 
 def _secrets(path: Path, recipe: Recipe) -> Iterator[Complaint]:

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from rich.console import Console
@@ -14,7 +14,7 @@ from rich.table import Table
 from trustclip.findings.groups import describe
 from trustclip.logs.identity import flat
 from trustclip.support.consent import names_in
-from trustclip.support.jsonl import append_jsonl, write_text
+from trustclip.support.jsonl import append_jsonl, scan, write_text
 from trustclip.support.lock import only_process
 from trustclip.support.terminal import print_table
 from trustclip.support.text import one_line
@@ -22,11 +22,12 @@ from trustclip.train.suite.launchers.local import Interruptions, Local, RunProce
 from trustclip.train.suite.launchers.slurm import Slurm, SlurmRun, resources_of
 from trustclip.train.suite.plan import Job, Plan, plan
 from trustclip.train.suite.table import Results
-from trustclip.train.suite.watch import Display, State
 
 #: ``trustclip``, called with ``run FILE`` or ``sft --OPTION=VALUE ...``.
 COMMAND = (sys.executable, "-m", "trustclip")
 POLL_SECONDS = 0.1
+
+State = Literal["waiting", "running", "ending", "finished", "failed", "interrupted", "blocked"]
 
 
 def run_suite(
@@ -72,27 +73,42 @@ def run_suite(
 
     with only_process(suite.out):
         write_text(suite.out / "suite.yaml", _yaml(suite.resolved()))
-        line = f"trustclip suite {shlex.quote(str(path))}{_options(on, resources or {})}"
-        line += f" --max-parallel {slots}" if request is None or max_parallel else ""
-        line += _consent(dict(suite.methods))
+        line = f"trustclip suite {shlex.quote(str(path))}{_consent(dict(suite.methods))}"
         return _Suite(suite, console, slots, start, line).run()
-
-
-def _options(on: str, resources: Mapping[str, Any]) -> str:
-    """The launcher and its options as command-line arguments."""
-    if on == "local":
-        return ""
-    texts = [f" --on {on}"]
-    for name, value in resources.items():
-        for one in value if isinstance(value, tuple | list) else [value]:
-            texts += [] if one is None else [f" --{name} {shlex.quote(str(one))}"]
-    return "".join(texts)
 
 
 #: A run that has been started.
 Running = RunProcess | SlurmRun
 #: Starts a job in a slot.
 Start = Callable[[Job, int], Running]
+
+
+class Watched:
+    """How far a run is, read from its growing ``metrics.jsonl``."""
+
+    def __init__(self, job: Job) -> None:
+        self._path, self._read = job.path / "metrics.jsonl", 0
+        # With several tasks the last row of an evaluation is their average; a single task has none.
+        self._average = "," in (job.settings.get("eval") or {}).get("tasks", "")
+        self.updates, self.score = job.updates, ""
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Read new rows; True if an evaluation is among them."""
+        size = self._path.stat().st_size if self._path.exists() else 0
+        scored = False
+        # A resumed run has truncated the file to its checkpoint.
+        for line in scan(self._path, self._read if size >= self._read else 0) if size else ():
+            if line.torn:
+                break
+            self._read, row = line.offset + len(line.content), line.row or {}
+            if row.get("stage") == "eval" and (row.get("task") == "average") >= self._average:
+                for name, mean in row.items():
+                    if name.startswith("mean@") and "/" not in name and mean is not None:
+                        text = f"{name.replace('mean', 'Mean')} {mean:.1%}"
+                        self.score = f"update {row.get('step')}/{self.updates}, {text}"
+                        scored = True
+        return scored
 
 
 class _Suite:
@@ -103,7 +119,7 @@ class _Suite:
         self._states: dict[str, State] = {job.name: "waiting" for job in suite.jobs}
         self._active: dict[int, tuple[Job, Running]] = {}
         self._failures: dict[str, str] = {}
-        self._display = Display(console, self._states)
+        self._watched: dict[str, Watched] = {}
 
     def run(self) -> int:
         self._note("suite", "started", runs=len(self._plan.runs))
@@ -114,7 +130,7 @@ class _Suite:
         self._skip_spare_sft()
         with Interruptions() as interruptions:
             while self._advance(interruptions):
-                self._display.update()
+                self._tell_scores()
                 time.sleep(POLL_SECONDS)
         status = interruptions.status or int(len(self._failures) > 0)
         self._note("suite", "ended", status=status)
@@ -155,7 +171,7 @@ class _Suite:
 
     def _start(self, job: Job) -> None:
         slot = min(set(range(self._slots)) - self._active.keys())
-        self._display.begin(job)
+        self._watched[job.name] = Watched(job)
         process = self._start_run(job, slot)
         self._active[slot] = job, process
         self._states[job.name] = "running"
@@ -177,7 +193,7 @@ class _Suite:
 
     def _close(self, job: Job, process: Running, status: int) -> None:
         """Record the end of a process, judged by its run directory, then by its exit status."""
-        self._display.update()
+        self._tell_scores()
         ending = self._states[job.name] == "ending"
         seconds = round(time.monotonic() - process.started, 1)
         if job.summary is not None:
@@ -211,7 +227,16 @@ class _Suite:
         row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "run": name, "event": event, **details}
         append_jsonl(self._plan.out / "events.jsonl", [row])
         reason = f" ({self._failures[name]})" if event == "failed" else ""
-        self._display.event(f"{name}: {event}{reason}")
+        self._tell(f"{name}: {event}{reason}")
+
+    def _tell_scores(self) -> None:
+        """Print the new evaluations of the active runs."""
+        for name, run in self._watched.items():
+            if self._states[name] in ("running", "ending") and run.refresh():
+                self._tell(f"{name}: {run.score}")
+
+    def _tell(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def _conclude(self, status: int) -> int:
         file = self._results.write()

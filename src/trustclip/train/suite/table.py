@@ -57,18 +57,6 @@ class SuiteTable:
         """Differences from the reference, by kind of score."""
         return {kind: compare(self.groups, kind) for kind in ("mean", "pass")}
 
-    @property
-    def problems(self) -> dict[str, int]:
-        """Number of problems by task."""
-        found = next((e for group in self.groups for e in group.evaluations("final")), None)
-        tasks = {} if found is None else found.scores["tasks"]
-        return {task: scores.get("problems", 0) for task, scores in tasks.items()}
-
-    @property
-    def unlike(self) -> list[str]:
-        """Sentences about settings in which the methods differ otherwise."""
-        return [f.sentence for f in unlike_settings([group for group in self.groups if group.runs])]
-
     def markdown(self) -> str:
         """The caption, and the report's tables of scores, differences and learning curves."""
         begun, reaches = [group for group in self.groups if group.runs], self.about["reaches"]
@@ -79,11 +67,15 @@ class SuiteTable:
             table_of(begun, [way for group, way in pairs if group.runs], reaches),
         ]
         texts = [markdown(table) for table in tables if table is not None]
-        remarks = [f"{text}\n" for text in [*self._missing(), *self.unlike]]
+        unlike = [finding.sentence for finding in unlike_settings(begun)]
+        remarks = [f"{text}\n" for text in [*self._missing(), *unlike]]
         return "\n".join([f"# {self.about['name']}\n", self._caption(), *remarks, *texts])
 
     def _caption(self) -> str:
-        about, problems = self.about, self.problems
+        about = self.about
+        found = next((e for group in self.groups for e in group.evaluations("final")), None)
+        tasks = {} if found is None else found.scores["tasks"]
+        problems = {task: scores.get("problems", 0) for task, scores in tasks.items()}
         named = " + ".join(f"{count} {task}" for task, count in problems.items())
         average = ", macro-averaged over the benchmarks" if len(problems) > 1 else ""
         return (

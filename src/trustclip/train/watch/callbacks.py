@@ -21,7 +21,7 @@ class Recorder(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._last = state.global_step
-        self._stage.resume(state.global_step)
+        self._stage.resume(state.global_step, state.max_steps)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if not state.is_world_process_zero or "loss" not in (logs or {}):

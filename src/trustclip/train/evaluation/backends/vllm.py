@@ -32,7 +32,7 @@ class VLLM:
     ``arguments`` are those of vLLM's ``EngineArgs``, by name, with hyphens or underscores.
 
     Raises:
-      ValueError: vLLM is not installed or refuses an argument, or the engine fails.
+      ValueError: vLLM refuses an argument, or the engine fails.
 
     References:
       https://docs.vllm.ai/en/latest/api/vllm/entrypoints/llm.html
@@ -46,7 +46,8 @@ class VLLM:
         seed: int,
         arguments: Mapping[str, Any] | None = None,
     ) -> None:
-        vllm = _package()
+        import vllm  # pyright: ignore[reportMissingImports]
+
         self._params: Any = vllm.SamplingParams
         parsed = _parse(vllm, arguments or {})
         with _one_sentence():
@@ -142,23 +143,13 @@ class TrainingVLLM:
 
 
 def complaints(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """What vLLM, or an evaluation, refuses of an engine's arguments; nothing is loaded.
+    """What vLLM, or an evaluation, refuses of an engine's arguments; nothing is loaded."""
+    import vllm  # pyright: ignore[reportMissingImports]
 
-    Raises:
-      ValueError: vLLM is not installed.
-    """
     try:
-        _parse(_package(), arguments)
+        _parse(vllm, arguments)
     except ValueError as error:
         yield one_line(str(error))
-
-
-def _package() -> Any:
-    try:
-        import vllm as package  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise ValueError(f"vLLM cannot be used: {error}; pip install 'trustclip[vllm]'.") from None
-    return package  # a type checker finds this file under the name of the package
 
 
 def _parse(vllm: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -145,9 +145,7 @@ def compute_score(
     return _process_verifier().score([ground_truth], [solution_str], style)[0]
 
 
-@functools.cache
-def _process_verifier() -> Verifier:
-    return Verifier()
+_process_verifier = functools.cache(Verifier)
 
 
 def text_of(completion: Completion) -> str:

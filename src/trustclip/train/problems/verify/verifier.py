@@ -9,8 +9,6 @@ from trustclip.train.problems.verify.equivalence import alternatives, compare
 from trustclip.train.problems.verify.extraction import Style, check_style, clean, extract_answer
 from trustclip.train.problems.verify.pool import WorkerPool
 
-_OPTIONS = {"float_rounding", "numeric_precision", "strict", "allow_set_relation_comp"}
-_KINDS = ("latex", "expr")
 _MAX_TEXT = 20_000
 
 
@@ -87,6 +85,12 @@ class Verifier:
           ValueError: unequal lengths, an unknown style, or a gold that is missing (None, NaN).
           ImportError: an answer needs math-verify and it is not installed.
         """
+        return [float(right) for right, _ in self.judge(golds, responses, style)]
+
+    def judge(
+        self, golds: Sequence[Any], responses: Sequence[str], style: Style = "any"
+    ) -> list[tuple[bool, str]]:
+        """As `score`: whether each response is right, and how it was judged (see `counts`)."""
         check_style(style)
         if len(golds) != len(responses):
             raise ValueError(
@@ -96,37 +100,7 @@ class Verifier:
         for gold, response in zip(golds, responses, strict=True):
             answer = extract_answer(response, style) if isinstance(response, str) else None
             questions.append(([_bare_gold(text) for text in _texts(gold)], answer))
-        return [float(right) for right in self._judge(questions, ("latex",), {})]
-
-    def equivalent(
-        self,
-        gold: str,
-        answer: str,
-        *,
-        kinds: tuple[str, ...] = _KINDS,
-        **options: Any,
-    ) -> bool:
-        r"""Whether a short answer, already cut out of its completion, equals the gold.
-
-        Args:
-          gold: the right answer. Not symmetric with `answer`: gold ``34`` accepts ``x=34``.
-          answer: bare, or with its own delimiters (``$...$``, ``\boxed{...}``).
-          kinds: which notations math-verify may read, of ``"latex"`` and ``"expr"``.
-          **options: of ``math_verify.verify``: float_rounding, numeric_precision, strict,
-            allow_set_relation_comp.
-
-        Raises:
-          ValueError: unknown kind or option.
-
-        Example:
-          >>> Verifier().equivalent("1000", r"1{,}000")
-          True
-        """
-        if unknown := (set(options) - _OPTIONS) | (set(kinds) - set(_KINDS)):
-            raise ValueError(
-                f"unknown {sorted(unknown)}: kinds are {_KINDS}, options are {sorted(_OPTIONS)}"
-            )
-        return self._judge([([gold], answer)], kinds, options)[0]
+        return self._judge(questions)
 
     def close(self) -> None:
         """Kill the worker processes. The verifier cannot be used for algebra afterwards."""
@@ -139,11 +113,8 @@ class Verifier:
         self.close()
 
     def _judge(
-        self,
-        questions: Sequence[tuple[Sequence[str], str | None]],
-        kinds: tuple[str, ...],
-        options: dict[str, Any],
-    ) -> list[bool]:
+        self, questions: Sequence[tuple[Sequence[str], str | None]]
+    ) -> list[tuple[bool, str]]:
         """Whether each answer equals one of its golds; every answer counts once in `counts`."""
         verdicts: dict[tuple[str, str | None], tuple[bool, str]] = {}
         undecided: dict[tuple[str, str], None] = {}
@@ -155,9 +126,8 @@ class Verifier:
                     undecided[gold, answer] = None
                 else:
                     verdicts[gold, answer] = verdict, "direct"
-        shared = {"kinds": kinds, "options": options, "timeout": self._timeout}
         tasks = [
-            {"gold": gold[:_MAX_TEXT], "answer": answer[:_MAX_TEXT], **shared}
+            {"gold": gold[:_MAX_TEXT], "answer": answer[:_MAX_TEXT], "timeout": self._timeout}
             for gold, answer in undecided
         ]
         for pair, reply in zip(undecided, self._pool.ask(tasks), strict=True):
@@ -173,7 +143,7 @@ class Verifier:
         ]
         with self._pool.lock:
             self.counts.update(kind for _, kind in best)
-        return [right for right, _ in best]
+        return best
 
 
 def _texts(gold: Any) -> list[str]:

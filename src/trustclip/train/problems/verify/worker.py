@@ -26,8 +26,6 @@ RIGHT, WRONG, ERROR, UNREADABLE_GOLD = b"1", b"0", b"e", b"g"
 REPLIES = {RIGHT: "right", WRONG: "wrong", ERROR: "error", UNREADABLE_GOLD: "unreadable_gold"}
 #: ``4.5e33``; LaTeX would read the e as Euler's number.
 _SCIENTIFIC = re.compile(r"(?<![\w.\\^])(?<!\^\{)(\d+\.?\d*|\.\d+)[eE]\+?(-?\d{1,3})(?![\w.])")
-#: Options of math-verify that ask for an approximate comparison.
-_APPROXIMATE = ("float_rounding", "numeric_precision")
 
 
 def _has_delimiters(text: str) -> bool:
@@ -35,46 +33,37 @@ def _has_delimiters(text: str) -> bool:
     return any(mark in bare for mark in ("$", "\\boxed", "\\(", "\\["))
 
 
-@lru_cache(maxsize=4096)
-def _parse_gold(text: str, kinds: tuple[str, ...]) -> list[Any]:
-    return _parse(text, kinds)
+def _parse(text: str) -> list[Any]:
+    from math_verify import LatexExtractionConfig, parse
 
-
-def _parse(text: str, kinds: tuple[str, ...]) -> list[Any]:
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
-
-    bare = "latex" in kinds and not _has_delimiters(text)
+    bare = not _has_delimiters(text)
     if bare:
         text = f"\\boxed{{{text}}}"
-    if "latex" in kinds:
-        text = _SCIENTIFIC.sub(r"\1\\times10^{\2}", text)
+    text = _SCIENTIFIC.sub(r"\1\\times10^{\2}", text)
     text = text.replace("\\bmod", "\\mod")  # the only spelling that its grammar knows
-    configs = {
-        "latex": LatexExtractionConfig(boxed_match_priority=0),
-        "expr": ExprExtractionConfig(),
-    }
     # Any match would be the first fraction or number found in text that does not parse.
     return parse(
         text,
-        [configs[kind] for kind in kinds],
+        [LatexExtractionConfig(boxed_match_priority=0)],
         extraction_mode="first_match" if bare else "any_match",
         parsing_timeout=None,  # type: ignore[arg-type]
     )
 
 
+_parse_gold = lru_cache(maxsize=4096)(_parse)
+
+
 def judge(task: dict[str, Any]) -> bytes:
-    """Verdict of math-verify on one task: {"gold", "answer", "kinds", "options"}."""
+    """Verdict of math-verify on one task: {"gold", "answer"}."""
     from math_verify import verify
 
-    kinds = tuple(task["kinds"])
-    gold = _parse_gold(task["gold"], kinds)
+    gold = _parse_gold(task["gold"])
     if not gold:
         return UNREADABLE_GOLD
-    answer = _parse(task["answer"], kinds)
-    if not verify(gold, answer, **task["options"], timeout_seconds=None):
+    answer = _parse(task["answer"])
+    if not verify(gold, answer, timeout_seconds=None):
         return WRONG
-    exactly = not any(name in task["options"] for name in _APPROXIMATE)
-    return WRONG if exactly and _is_rounded(gold[0], answer[0]) else RIGHT
+    return WRONG if _is_rounded(gold[0], answer[0]) else RIGHT
 
 
 def _is_rounded(gold: Any, answer: Any) -> bool:
@@ -164,7 +153,7 @@ def _warm_up() -> None:
         ("x=3", r"x \geq 3"),
         ("2^{10}", r"\binom{5}{2}+5!"),
     ):
-        judge({"gold": gold, "answer": answer, "kinds": ("latex", "expr"), "options": {}})
+        judge({"gold": gold, "answer": answer})
 
 
 def _limit_cpu(seconds: float) -> None:

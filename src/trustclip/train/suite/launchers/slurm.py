@@ -138,24 +138,6 @@ def request_in(folder: Path) -> str | None:
         return None
 
 
-def clear(folder: Path) -> None:
-    """Remove the files that an earlier worker and its suite exchanged."""
-    for name in (WORKER, REQUEST):
-        (folder / name).unlink(missing_ok=True)
-
-
-def submitit() -> Any:
-    """The package, which is an extra."""
-    try:
-        import submitit as package  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise ValueError(
-            "--on slurm needs the package submitit: pip install 'trustclip[slurm]', here and "
-            "where the runs execute."
-        ) from error
-    return package
-
-
 class Queue:
     """What Slurm's controller says of the user's jobs."""
 
@@ -223,18 +205,17 @@ class Slurm:
     """One Slurm job per run.
 
     Jobs outlive the suite: the next call finds those that still wait or run, by ``slurm/job.txt``
-    in the run directory. The cluster is submitit's name of the executor; ``"local"`` runs jobs as
-    processes.
+    in the run directory.
     """
 
-    def __init__(self, resources: Resources, cluster: str = "slurm") -> None:
-        submitit()  # or what lacks is said
-        if cluster == "slurm" and (shutil.which("sbatch") is None or shutil.which("srun") is None):
+    def __init__(self, resources: Resources) -> None:
+        import submitit  # pyright: ignore[reportMissingImports]
+
+        if shutil.which("sbatch") is None or shutil.which("srun") is None:
             raise ValueError(
                 "--on slurm finds no sbatch and srun here: run it where jobs are submitted."
             )
-        self._resources, self._cluster = resources, cluster
-        self._queue = Queue() if cluster == "slurm" else None
+        self._resources, self._queue, self._submitit = resources, Queue(), submitit
 
     def start(self, folder: Path, command: Sequence[str], slot: int) -> "SlurmRun":
         """Submit the run, or find the job of an earlier call."""
@@ -242,13 +223,13 @@ class Slurm:
         earlier = self._earlier(folder / "slurm")
         if earlier is not None:
             return SlurmRun(folder, earlier, self._queue, reattached=True)
-        clear(folder)
-        package = submitit()
-        executor = package.AutoExecutor(folder=folder / "slurm", cluster=self._cluster)
+        for name in (WORKER, REQUEST):  # of an earlier worker
+            (folder / name).unlink(missing_ok=True)
+        executor = self._submitit.AutoExecutor(folder=folder / "slurm", cluster="slurm")
         executor.update_parameters(**self._parameters(folder.name))
         try:
             job = executor.submit(attend, folder, command, Path.cwd(), self._resources.cpus)
-        except package.core.utils.FailedJobError as error:
+        except self._submitit.core.utils.FailedJobError as error:
             reason = str(error).strip().splitlines()[-1]
             raise ValueError(f"Slurm rejected the job of {folder.name}: {reason}") from error
         write_text(folder / "slurm" / "job.txt", job.job_id)
@@ -259,9 +240,7 @@ class Slurm:
             job_id = (folder / "job.txt").read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
-        if self._queue is None:
-            return None
-        job: Any = submitit().SlurmJob(folder=folder, job_id=job_id)
+        job: Any = self._submitit.SlurmJob(folder=folder, job_id=job_id)
         # A job with a result is over, though Slurm may report it only later.
         if job.paths.result_pickle.exists():
             return None
@@ -288,9 +267,7 @@ class Slurm:
 class SlurmRun:
     """A run in a job of Slurm."""
 
-    def __init__(
-        self, folder: Path, job: Any, queue: Queue | None, *, reattached: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, job: Any, queue: Queue, *, reattached: bool = False) -> None:
         self._folder, self._job, self._queue = folder, job, queue
         self._reattached = reattached
         self._lost: list[str] = []
@@ -308,10 +285,7 @@ class SlurmRun:
         """Exit status; None while it waits or runs, 1 if its worker was lost."""
         if self._withdrawn:
             return 0
-        if self._queue is None:
-            end = "" if self._job.done() else None
-        else:
-            end = "" if self._has_result() else self._queue.end(self._job.job_id)
+        end = "" if self._has_result() else self._queue.end(self._job.job_id)
         if end is None:
             return None
         if end:

@@ -6,23 +6,42 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from golden_runs import FOREIGN, GOLDEN, GROUPS, OWN, compared, golden, on_page, plain
+from golden_runs import (
+    FOREIGN,
+    GOLDEN,
+    GROUPS,
+    OWN,
+    Case,
+    compared,
+    golden,
+    made,
+    on_page,
+    plain,
+)
 
 from trustclip.findings import facts
 from trustclip.findings.differences import cautions
 from trustclip.findings.run import of_run
 from trustclip.logs.reader import read_run
-from trustclip.report.collect import collect
 from trustclip.report.console import explain
-from trustclip.report.page import render
 from trustclip.support.text import harmless, one_line
 
 SOURCE = Path(__file__).parents[2] / "src" / "trustclip"
 
 
-def test_the_sentences_of_the_golden_runs_are_those_that_were_read() -> None:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("golden")
+
+
+@pytest.fixture(scope="module")
+def cases(folder: Path) -> dict[str, Case]:
+    return made(folder)
+
+
+def test_the_sentences_of_the_golden_runs_are_those_that_were_read(cases, folder) -> None:
     """`python tests/support/golden_runs.py` writes the file anew; read its difference."""
-    assert golden().splitlines() == GOLDEN.read_text().splitlines()
+    assert golden(cases, folder).splitlines() == GOLDEN.read_text().splitlines()
 
 
 def words(text: str) -> str:
@@ -30,44 +49,37 @@ def words(text: str) -> str:
     return " ".join(harmless(text).split())
 
 
-@pytest.mark.parametrize("name", [*OWN, *FOREIGN])
-def test_all_that_explain_prints_stands_on_the_page_in_the_same_words(tmp_path, name) -> None:
-    path = {**OWN, **FOREIGN}[name](tmp_path / "run")
-    found, page = of_run(read_run(path)), plain(render(collect([path]), "Report"))
-    for finding in found:
-        assert words(finding.line) in page and words(finding.advice) in page, finding
-    printed = [one_line(finding.line) for finding in found]
-    advice = [one_line(f"Next: {finding.advice}") for finding in found if finding.advice]
-    assert explain(path) == [*printed, *advice]
+def test_all_that_explain_prints_stands_on_the_page_in_the_same_words(cases) -> None:
+    for name in [*OWN, *FOREIGN]:
+        (path,), page = cases[name].paths, plain(cases[name].page)
+        found = of_run(read_run(path))
+        for finding in found:
+            assert words(finding.line) in page and words(finding.advice) in page, (name, finding)
+        printed = [one_line(finding.line) for finding in found]
+        advice = [one_line(f"Next: {finding.advice}") for finding in found if finding.advice]
+        assert explain(path) == [*printed, *advice], name
+        usual = any(finding.kind == "run/usual" for finding in found)
+        assert not (usual and any(finding.troubles for finding in found)), name
+        assert all(finding.sentence for finding in found), name
 
 
-@pytest.mark.parametrize("name", GROUPS)
-def test_what_compare_adds_stands_on_the_page_and_so_does_every_run(tmp_path, name) -> None:
-    paths = GROUPS[name](tmp_path)
-    report = collect(paths)
-    page = plain(render(report, "Report"))
-    for entry in report.by_run:
-        for finding in entry.findings:
-            assert words(finding.line) in page, (entry.name, finding)
-    printed = compared(paths)
-    if len({group.setting for group in report.groups}) > 1 or "copy" in name:
-        return  # compare sets models beside each other, and copies, which a page keeps apart
-    for caution in cautions(report.groups, report.compared):
-        assert words(caution.sentence) in page
-        assert caution.text in printed or printed[0].startswith("refused")
+def test_what_compare_adds_stands_on_the_page_and_so_does_every_run(cases) -> None:
+    for name in GROUPS:
+        report, page = cases[name].report, plain(cases[name].page)
+        for entry in report.by_run:
+            for finding in entry.findings:
+                assert words(finding.line) in page, (name, entry.name, finding)
+        if len({group.setting for group in report.groups}) > 1 or "copy" in name:
+            continue  # compare sets models beside each other, and copies, which a page keeps apart
+        printed = compared(cases[name].paths)
+        for caution in cautions(report.groups, report.compared):
+            assert words(caution.sentence) in page, name
+            assert caution.text in printed or printed[0].startswith("refused"), name
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_nothing_is_unusual_only_where_nothing_is_wrong(tmp_path, name) -> None:
-    found = of_run(read_run(OWN[name](tmp_path / "run")))
-    usual = any(finding.kind == "run/usual" for finding in found)
-    assert not (usual and any(finding.troubles for finding in found))
-    assert all(finding.sentence for finding in found)
-
-
-def test_a_warning_of_a_run_is_at_the_top_of_its_page(tmp_path) -> None:
-    path = OWN["gate never closed"](tmp_path / "run")
-    assert any("closed on no token" in line for line in on_page([path]) if line.startswith("fault"))
+def test_a_warning_of_a_run_is_at_the_top_of_its_page(cases) -> None:
+    lines = on_page(cases["gate never closed"].page)
+    assert any("closed on no token" in line for line in lines if line.startswith("fault"))
 
 
 def _numbers(path: Path) -> Iterator[str]:

@@ -12,18 +12,18 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 from rich.console import Console
-from synthetic_runs import Spec, make_run, make_suite
+from synthetic_runs import Spec, make_run, make_suite, undrawn
 
 from trustclip.logs.recognise import token_rows
 from trustclip.logs.tokens import TokenRow, write_tokens
-from trustclip.report.collect import collect
+from trustclip.report.collect import Report, collect
 from trustclip.report.console import explain, print_comparison
 from trustclip.report.page import render
 from trustclip.support.jsonl import append_jsonl
@@ -453,9 +453,23 @@ GROUPS: dict[str, Callable[[Path], list[Path]]] = {
 }  # fmt: skip
 
 
-def on_page(paths: Sequence[Path]) -> list[str]:
+@dataclass(frozen=True)
+class Case:
+    """Runs that are looked at together, and what of them is looked at more than once."""
+
+    paths: Sequence[Path]
+    report: Report
+    page: str
+
+    @classmethod
+    def of(cls, paths: Sequence[Path]) -> "Case":
+        report = collect(paths)
+        pictures = {figure.key: undrawn(figure) for figure in report.figures}
+        return cls(paths, report, render(report, "Report", pictures=pictures))
+
+
+def on_page(page: str) -> list[str]:
     """What the page of runs says in words: its headline, findings and warnings."""
-    page = render(collect(paths), "Report")
     found = [f"headline: {plain(page.partition('<h1>')[2].partition('</h1>')[0])}"]
     head = page.partition('id="main"')[2].partition("</header>")[0]
     items = re.findall(r'<li data-severity="(\w+)"[^>]*>(.*?)</li>', head, re.S)
@@ -507,39 +521,38 @@ def guarded() -> list[str]:
     return found
 
 
-def single(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Every run of `OWN` and `FOREIGN`, with its name."""
-    for name, make in {**OWN, **FOREIGN}.items():
-        yield name, make(folder / re.sub(r"\W+", "-", name))
+def made(folder: Path) -> dict[str, Case]:
+    """Every case by its name: one run of `OWN` or `FOREIGN`, or those of `GROUPS`."""
+    found = {}
+    for name, make in {**OWN, **FOREIGN, **GROUPS}.items():
+        here = folder / re.sub(r"\W+", "-", name)
+        if name in GROUPS:
+            here.mkdir()
+        runs = make(here)
+        found[name] = Case.of([runs] if isinstance(runs, Path) else runs)
+    return found
 
 
-def several(folder: Path) -> Iterator[tuple[str, list[Path]]]:
-    """Runs that are set side by side, with the name of their case."""
-    for name, make in GROUPS.items():
-        (here := folder / re.sub(r"\W+", "-", name)).mkdir()
-        yield name, make(here)
-
-
-def everything(folder: Path) -> Iterator[tuple[str, str, list[str]]]:
+def everything(cases: Mapping[str, Case]) -> Iterator[tuple[str, str, list[str]]]:
     """Name of a run, program that speaks of it, and what that says, one run after the other."""
-    for name, path in single(folder):
-        yield name, "explain", explain(path)
-        yield name, "page", on_page([path])
-    for name, paths in several(folder):
-        yield name, "page", on_page(paths)
-        yield name, "compare", compared(paths)
+    for name, case in cases.items():
+        if name not in GROUPS:
+            yield name, "explain", explain(*case.paths)
+        yield name, "page", on_page(case.page)
+        if name in GROUPS:
+            yield name, "compare", compared(case.paths)
     yield "guards", "while training", guarded()
 
 
-def golden() -> str:
-    """All of it as text."""
-    with tempfile.TemporaryDirectory() as name:
-        parts = [
-            f"=== {run}: {program}\n" + "".join(f"{line}\n" for line in said)
-            for run, program, said in everything(Path(name))
-        ]
-    return "\n".join(parts).replace(f"{name}/", "").replace(f"{LOGS}/", "logs/")
+def golden(cases: Mapping[str, Case], folder: Path) -> str:
+    """All of it as text, without the names of the folder that the cases are in."""
+    parts = [
+        f"=== {run}: {program}\n" + "".join(f"{line}\n" for line in said)
+        for run, program, said in everything(cases)
+    ]
+    return "\n".join(parts).replace(f"{folder}/", "").replace(f"{LOGS}/", "logs/")
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(golden())
+    with tempfile.TemporaryDirectory() as name:
+        GOLDEN.write_text(golden(made(Path(name)), Path(name)))

@@ -50,7 +50,7 @@ RUN_WITH.newest := --upgrade -e .[train,report]
 DEV_WITH.newest := --upgrade -e .[train,report,control,slurm,dev] -e ./lab
 PEERS := .peers
 
-.PHONY: setup demo demo-smollm2 test test-slow browser check docs faults planted fuzz mutants hashes audit wheel-check wheel-use peers \
+.PHONY: setup demo demo-smollm2 test test-slow browser check docs faults planted mutants hashes audit wheel-check wheel-use peers \
   compare-with gpu gpu-wheels verl-setup verl-test verl-e2e skyrl-setup skyrl-test real-setup real-test slurm
 
 setup: $(DEV)

@@ -3,13 +3,11 @@
 import random
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
 from faults import (
     evaluations,
-    fuzz,
     numerics,
     planted,
     real,
@@ -21,8 +19,7 @@ from faults import (
     turns,
     verifier,
 )
-from faults.__main__ import timely
-from faults.disk import Disk, File, Folder, Link
+from faults.disk import Disk, File
 from faults.world import Plan
 
 from trustclip.support.jsonl import read_jsonl
@@ -78,14 +75,6 @@ def test_numerics():
     played("numerics", numerics.campaign(range(1), rows=100))
 
 
-@pytest.mark.parametrize("target", fuzz.TARGETS)
-def test_parsers(target: str, monkeypatch):
-    monkeypatch.chdir(Path(__file__).parents[2])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fuzz.smoke(target, 10 if target == "recipe" else 200, seed=1)
-
-
 @pytest.mark.slow
 def test_real_runs():
     played("real", runs.campaign(range(5), real.runs))
@@ -129,11 +118,6 @@ def test_a_sample_of_the_planted_bugs_is_caught():
 # What was found, each in the smallest form --------------------------------------------------------
 
 
-def test_seeds_end_with_their_time():
-    assert list(timely(range(3, 9), 0.0)) == []
-    assert list(timely(range(3, 9), 1e6)) == [3, 4, 5, 6, 7, 8]
-
-
 def test_problems_are_recorded_all_or_none(tmp_path: Path):
     run = RunDirectory.__new__(RunDirectory)
     run._open(tmp_path)
@@ -172,13 +156,6 @@ def file_at(disk: Disk, name: str, content: bytes) -> File:
     return file
 
 
-def test_nothing_is_safe_that_was_not_flushed():
-    found = survivors(lambda disk: file_at(disk, "a", b"abcd"))
-    contents = {dict(state).get("a") for state in found}
-    assert {None, b"", b"abcd", b"ab", bytes(4)} <= contents
-    assert any(content and b"\0" in content and content.strip(b"\0") for content in contents)
-
-
 def test_content_and_name_are_flushed_apart():
     def content(disk: Disk) -> None:
         disk.sync(file_at(disk, "a", b"abcd"))
@@ -203,43 +180,6 @@ def test_names_change_in_any_order_but_a_rename_is_whole():
 
     names = {tuple(name for name, _ in state) for state in survivors(change)}
     assert names == {("a", "b"), ("c", "d"), ("b", "c"), ("a", "d")}
-
-
-def test_what_a_failed_flush_lost_stays_lost():
-    def change(disk: Disk) -> None:
-        file = file_at(disk, "a", b"abcd")
-        disk.sync(disk.top)
-        disk.lose(file)
-        disk.sync(file)
-
-    assert survivors(change) == {(("a", b""),)}
-
-
-def test_a_folder_is_found_by_its_name():
-    def change(disk: Disk) -> None:
-        place = disk.place(f"{disk.root}/folder")
-        assert place is not None
-        disk.move((place, Folder()))
-        disk.sync(file_at(disk, "folder/a", b"abcd"))
-        assert place.node is not None
-        disk.sync(place.node)  # its own name is still not safe
-
-    assert survivors(change) == {(), (("a", b"abcd"),)}
-
-
-def test_what_a_link_on_the_disk_leads_to_is_followed():
-    def change(disk: Disk) -> None:
-        (disk.root / "real").mkdir()
-        (disk.root / "link").symlink_to(disk.root / "real")
-        disk.settle()
-        place = disk.place(f"{disk.root}/link")
-        assert place is not None and isinstance(place.node, Link)
-        disk.sync(file_at(disk, "link/a", b"abcd"))
-        folder = disk.followed(place.node)
-        assert isinstance(folder, Folder)
-        disk.sync(folder)
-
-    assert survivors(change, tries=20) == {(("a", b"abcd"),)}
 
 
 # Threads that take turns --------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from durable_runs import cut, differences, grpo, sft
 from patience import NEVER
 
 from trustclip.train.durable.trainer import Durable
-from trustclip.train.trainers import DurableGRPOTrainer
 
 pytestmark = pytest.mark.slow
 
@@ -113,37 +112,6 @@ def test_every_cut_leaves_the_same_bytes(tmp_path, name):
         folder = cut(tmp_path / "whole", tmp_path / f"cut-{step}", step)
         continued(make, folder, **settings)
         assert differences(tmp_path / "whole", folder, after=step) == [], f"cut after {step}"
-
-
-@pytest.mark.parametrize(
-    "forgotten",
-    ["_step", "_buffered_inputs", "old_head", "random", "loss", "windows", "metrics", "rewards"],
-)
-def test_the_comparison_sees_what_is_forgotten(tmp_path, monkeypatch, forgotten):
-    settings = {**FULL_KL, **schedule(2, 2, 1), "logging_steps": 3}
-    assert grpo(tmp_path / "whole", **settings).train_durably()
-    folder = cut(tmp_path / "whole", tmp_path / "cut", 2)
-    load = Durable._load_optimizer_and_scheduler
-    restore = DurableGRPOTrainer._restore
-
-    def without(self, progress):
-        empty = {"windows": {}, "metrics": {}, "rewards": [{"calls": 0}]}
-        empty["old_head"] = None
-        carried = {n: v for n, v in progress["carried"].items() if n != forgotten}
-        blank = {n: empty[n] for n in empty if n == forgotten}
-        restore(self, progress | blank | {"carried": carried})
-
-    def amnesic(self, checkpoint):
-        load(self, checkpoint)
-        if forgotten == "random":
-            self._rest.pop("random")
-        if forgotten == "loss":
-            self._rest["loop"]["loss"] *= 0
-
-    monkeypatch.setattr(DurableGRPOTrainer, "_restore", without)
-    monkeypatch.setattr(Durable, "_load_optimizer_and_scheduler", amnesic)
-    continued(grpo, folder, **settings)
-    assert differences(tmp_path / "whole", folder, after=2) != []
 
 
 def test_complete_training_is_not_trained_again(tmp_path):

@@ -256,18 +256,6 @@ def test_columns_are_found_by_their_aliases(tmp_path, row, expected):
 
 
 @pytest.mark.parametrize(
-    ("stem", "name"),
-    [
-        ("dapo-math-17k", "dapo"),
-        ("amc23_83", "amc23"),
-        ("amc2023", None),
-    ],
-)
-def test_file_named_after_a_known_source(stem, name):
-    assert hub.named_after(stem) is (HUB_SOURCES[name] if name else None)
-
-
-@pytest.mark.parametrize(
     ("gold", "integer", "expected"),
     [
         (142.0, False, "142"),

@@ -10,7 +10,6 @@ from faults.setups import Setup
 
 from trustclip.cli.main import main
 from trustclip.train.durable.store import CheckpointStore
-from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.runs.verify import verify
 
 
@@ -146,14 +145,3 @@ def test_an_evaluation_has_hashes_of_all_its_shards(tmp_path, monkeypatch):
     assert len(names) > 1 and verify(tmp_path / "run").whole
     flip(tmp_path / "run" / names[0])
     assert list(findings(tmp_path / "run")) == [names[0]]
-
-
-def test_what_the_run_itself_noticed_to_be_lost_is_missing(tmp_path):
-    run = RunDirectory(tmp_path, "rl", standin.Settings(tmp_path))
-    run.log({"stage": "rl", "step": 1})
-    (tmp_path / "metrics.jsonl").unlink()
-    with pytest.warns(UserWarning, match="was deleted"):
-        run.log({"stage": "rl", "step": 2})
-    run.summarize({"command": "rl", "finished": True})
-    found = [f for f in verify(tmp_path).checked if f.state == "missing"]
-    assert "metrics.jsonl was deleted" in found[0].text

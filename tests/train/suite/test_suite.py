@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-import compared
 import pytest
 import yaml
 from patience import until
@@ -458,28 +457,6 @@ def test_all_mistakes_at_once(folder):
         folder.run()
 
 
-def answer(out, job, final, *, best=None, gated=(), initial=None):
-    """The run directory of a finished run with these answers {task: {id: [0, 1, ...]}}."""
-    job.path.mkdir(parents=True)
-    (job.path / "config.yaml").write_text("command: run\n")
-    for step, answers in ((0, initial), (4, best), (8, final)):
-        for task, problems in (answers or {}).items():
-            append_jsonl(
-                job.path / "metrics.jsonl", [{"stage": "eval", "step": step, "task": task}]
-            )
-            append_jsonl(
-                job.path / "samples.jsonl",
-                [
-                    {"stage": "eval", "step": step, "task": task, "id": name, "k": k, "correct": c}
-                    for name, correct in problems.items()
-                    for k, c in enumerate(correct)
-                ],
-            )
-    rows = [{"stage": "rl", "step": step, "trustclip/gated": g} for step, g in enumerate(gated, 1)]
-    append_jsonl(job.path / "metrics.jsonl", rows)
-    (job.path / "summary.json").write_text(json.dumps({"finished": True}))
-
-
 SHIPPED = sorted((Path(__file__).parents[3] / "recipes" / "suites").glob("*.yaml"))
 
 
@@ -514,73 +491,28 @@ def test_progress_is_read_as_it_grows(folder):
     assert run.refresh() and run.score == "update 6/8, Mean@2 30.0%"
 
 
-def several(rights, k=4):
-    return {str(i): [1] * right + [0] * (k - right) for i, right in enumerate(rights)}
-
-
-def test_the_numbers_of_the_table(folder):
-    """Two benchmarks, two seeds: macro-averages, Pass@4 and Holm's steps, by hand."""
-    made = plan(folder.file)
-    results = Results(made, "trustclip suite x")
-    scores = {
-        "atr": [([4, 2, 0, 2], [2, 2]), ([4, 4, 0, 0], [1, 3])],
-        "clip": [([1, 1, 0, 0], [0, 0]), ([1, 0, 0, 0], [0, 1])],
-        "none": [([4, 2, 0, 2], [2, 2]), ([4, 4, 0, 0], [1, 2])],
-    }
-    for job in made.runs:
-        long, short = scores[job.label][job.seed]
-        best = {"long": several([4, 4, 4, 4]), "short": several([0, 4])} if job.seed else None
-        answer(
-            folder.out, job, {"long": several(long), "short": several(short)},
-            best=best, gated=(0.1, 0.3 + job.seed / 5),
-        )  # fmt: skip
-        results.add(job)
-    table = results.table()
-    atr, clip, _ = table.groups
-
-    def final(group, metric, task=None):
-        estimate = group.estimate(task, metric)
-        assert estimate is not None
-        return pytest.approx(estimate.value)
-
-    # Mean@4: long (8 + 8) / 32 = 1/2, short (4 + 4) / 16 = 1/2.
-    assert final(atr, "mean@4") == 1 / 2
-    # Pass@4: seed 0 long 3/4, short 1; seed 1 long 2/4, short 1: (5/8 + 1) / 2.
-    assert final(atr, "pass@4") == 13 / 16
-    # clip: long (2 + 1) / 32, short (0 + 1) / 16.
-    assert final(clip, "mean@4") == (3 / 32 + 1 / 16) / 2
-    assert final(clip, "mean@4", "long") == 3 / 32
-    assert table.problems == {"long": 4, "short": 2}
-
-    arms = {
-        label: [[list(a) for part in pair for a in several(part).values()] for pair in runs]
-        for label, runs in scores.items()
-    }
-    strata = ["long"] * 4 + ["short"] * 2
-    for kind, k in (("mean", None), ("pass", 4)):
-        expected = compared.compare(arms, strata, k=k, same_seeds=True)[1:]
-        for ours, theirs in zip(table.compared[kind], expected, strict=True):
-            assert ours.difference is not None and theirs.difference is not None
-            assert ours.difference.value == pytest.approx(theirs.difference.value)
-            assert ours.difference.p == theirs.difference.p
-            assert (ours.p_holm, ours.verdict) == (theirs.p_adjusted, theirs.verdict)
-    first, second = table.compared["mean"]
-    assert first.difference is not None and second.difference is not None
-    assert first.p_holm == min(1, 2 * first.difference.p)
-    assert second.p_holm == max(first.p_holm, second.difference.p)
-    text = results.write().read_text()
-    assert "6 problems (4 long + 2 short)" in text and "macro-averaged" in text
-    assert "| atr (2 seeds) | **50.00" in text and "Average Mean@4" in text
+def answer(job, right):
+    """The run directory of a finished run: `right` of four answers to each problem are right."""
+    job.path.mkdir(parents=True)
+    (job.path / "config.yaml").write_text("command: run\n")
+    for task, problems in {"long": 9, "short": 3}.items():
+        row = {"stage": "eval", "step": 8, "task": task}
+        answers = [
+            {**row, "id": str(i), "k": k, "correct": int(k < right)}
+            for i in range(problems) for k in range(4)
+        ]  # fmt: skip
+        append_jsonl(job.path / "metrics.jsonl", [row])
+        append_jsonl(job.path / "samples.jsonl", answers)
+    (job.path / "summary.json").write_text(json.dumps({"finished": True}))
 
 
 def test_differences_use_the_seeds_that_both_have(folder):
     folder.write(seeds=[0, 1, 2])
-    made = plan(folder.file)
-    results = Results(made, "x")
+    results = Results(plan(folder.file), "x")
     right = {"atr": [4, 4, 0], "clip": [2, 0, 0]}
-    for job in made.runs:
+    for job in plan(folder.file).runs:
         if job.label in right and not (job.label == "atr" and job.seed == 1):
-            answer(folder.out, job, {"t": several([right[job.label][job.seed]] * 9)})
+            answer(job, right[job.label][job.seed])
             results.add(job)
     table = results.table()
     (clip,) = (one for one in table.compared["mean"] if one.difference is not None)
@@ -590,6 +522,7 @@ def test_differences_use_the_seeds_that_both_have(folder):
     assert score is not None and score.value == pytest.approx(2 / 12)
     assert table.groups[2].runs == []
     text = results.write().read_text()
+    assert "12 problems (9 long + 3 short)" in text and "macro-averaged" in text
     assert "Not all runs are finished: atr 2 of 3, none 0 of 3." in text
 
 

@@ -15,9 +15,7 @@ from faults import (
     setups,
     standin,
     stores,
-    suites,
     turns,
-    verifier,
 )
 from faults.disk import Disk, File
 from faults.world import Plan
@@ -65,12 +63,6 @@ def test_evaluations():
     played("evaluations", runs.campaign(seeds("evaluations", 15), evaluations.runs))
 
 
-def test_suites():
-    found = suites.campaign(range(6))
-    played("suites", found)
-    assert found["second hosts"] > 5
-
-
 def test_numerics():
     played("numerics", numerics.campaign(range(1), rows=100))
 
@@ -78,11 +70,6 @@ def test_numerics():
 @pytest.mark.slow
 def test_real_runs():
     played("real", runs.campaign(range(5), real.runs))
-
-
-@pytest.mark.slow
-def test_verifier():
-    played("verifier", verifier.campaign(range(2)))
 
 
 # Planted bugs -------------------------------------------------------------------------------------

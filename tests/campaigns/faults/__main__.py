@@ -25,8 +25,6 @@ CAMPAIGNS = {
     "stores": ("stores", "runs"),
     "real": ("real", "runs"),
     "evaluations": ("evaluations", "runs"),
-    "suites": ("suites", None),
-    "verifier": ("verifier", None),
     "numerics": ("numerics", None),
 }
 

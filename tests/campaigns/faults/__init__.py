@@ -1,4 +1,4 @@
-"""Faults from a seed: disks, processes, ranks, hands, and odd numbers.
+"""Faults from a seed: disks, processes, ranks, and what people do to a run.
 
 ``python -m tests.campaigns.faults --help`` lists the campaigns; `docs/reliability.md` says what
 they found.

@@ -285,6 +285,16 @@ def test_low_entropy_of_a_policy_that_solves_everything_is_no_collapse():
     assert [name for _, name, _ in said] == ["entropy_collapse"]
 
 
+def test_streaks_survive_a_checkpoint():
+    rows = [{"completions/clipped_ratio": 1.0}] * 2
+    guards, said = guards_and_said()
+    feed(guards, rows)
+    other, later = guards_and_said()
+    vars(other).update(json.loads(json.dumps(guards.state()))["attributes"])
+    feed(other, rows, start=3)
+    assert said == [] and [(step, name) for step, name, _ in later] == [(3, "truncated")]
+
+
 def test_a_run_whose_constraint_is_inert_says_so_and_has_it_in_its_record(
     tmp_path, monkeypatch, capsys
 ):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from doc_pages import assert_alike
 from scipy import stats
+from test_control_page import holm
 
 parquet = pytest.importorskip("pyarrow.parquet")
 
@@ -109,16 +110,6 @@ def test_numbers_of_the_short_page_stand_on_the_whole_one() -> None:
     numbers = re.findall(r"[+−]?[\d.]+ (?:points )?\[[−\d.]+, [−\d.]+\]", short)
     assert len(numbers) == 11
     assert all(number.replace("points ", "") in page for number in numbers)
-
-
-def holm(p_values: list[float]) -> list[float]:
-    """Holm's correction, written once more."""
-    order = np.argsort(p_values)
-    adjusted, worst = [0.0] * len(order), 0.0
-    for rank, place in enumerate(order):
-        worst = max(worst, (len(order) - rank) * p_values[place])
-        adjusted[place] = worst
-    return adjusted
 
 
 @pytest.mark.parametrize("folder", [part[0] for part in PARTS if part[0].startswith("arena-trl")])

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from trustclip.cli.main import main
-from trustclip.cli.registry import COMMANDS, added_commands
 from trustclip_lab.paper.audit import audit
 
 DOCS = Path(__file__).parents[2] / "docs/lab"
@@ -73,14 +72,3 @@ def test_tuned_is_what_the_paper_calls_so():
     open_ones = {name for name in claims if claims[name].p_dunnett > 0.05}
     assert len(open_ones) == 3 and {n for n in open_ones if n.startswith("KL2")}
     assert "all but these three" in PAGE
-
-
-def test_every_statement_names_a_command_that_exists():
-    page = (DOCS / "paper.md").read_text(encoding="utf-8")
-    quoted = re.compile("<!-- smollm2 -->.*<!-- /smollm2 -->", re.DOTALL)  # under its command
-    points = re.findall(r"^- .*", quoted.sub("", page), re.MULTILINE)
-    assert len(points) > 15
-    for point in points:
-        assert re.search(r"\((?:`[^`]+`|\[[^\]]+\]).*\)$", point), point
-    named = {command.split()[1] for command in re.findall(r"`(trustclip [^`]+)`", page)}
-    assert named <= {*COMMANDS, *added_commands()}

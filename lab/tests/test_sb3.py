@@ -161,7 +161,10 @@ def test_saving_takes_no_environment_along(tmp_path: Path) -> None:
     from trustclip_lab.control.sb3 import ConstrainedPPO
 
     env = sb3.common.env_util.make_vec_env(
-        "CartPole-v1", n_envs=2, vec_env_cls=sb3.common.vec_env.SubprocVecEnv
+        "CartPole-v1",
+        n_envs=2,
+        vec_env_cls=sb3.common.vec_env.SubprocVecEnv,
+        vec_env_kwargs={"start_method": "fork"},
     )
     try:
         made = ConstrainedPPO("MlpPolicy", env, method="atr", **PPO)

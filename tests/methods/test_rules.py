@@ -10,7 +10,6 @@ import method_cases
 import oracle
 import pytest
 import test_every_method
-from faults import numerics
 
 import trustclip as tc
 from trustclip.constraints import base
@@ -104,20 +103,3 @@ def test_what_is_not_the_rule_is_named(
         return
     with pytest.raises(AssertionError, match="planted"):
         test_every_method.test_agrees_with_the_oracle_whatever_its_numbers("planted")
-
-
-def test_the_campaign_finds_a_wrong_answer() -> None:
-    """A gate a hundredth too wide, among random tensors of all sizes."""
-    wide = tc.method("atr", delta=0.0707)
-    batch = numerics.drawn(0)(wide)
-    assert numerics.doubtful(wide, batch) == []
-    plain = wide.to_dict()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(wide), "to_dict", lambda _: plain | {"delta": 0.07})
-        rows = numerics.doubtful(wide, batch)
-        assert rows
-        with pytest.raises(numerics.LostError, match="atr"):
-            campaign = numerics.Numerics()
-            for row in rows:
-                part = method_cases.changed(batch, lambda v, r=row: v[r : r + 1])
-                campaign._decide(wide, part)

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from subprocess import Popen
 
 import pytest
 from patience import NEVER, until
@@ -27,10 +29,10 @@ class Suite:
         self.out = folder / "out"
         written(folder)
 
-    def start(self, *before: str) -> "subprocess.Popen[str]":
+    def start(self, *before: str, gpus: int = 0, more: Sequence[str] = ()) -> "Popen[str]":
         line = [*before, sys.executable, "-m", "trustclip", "suite", "suite.yaml", "--on", "slurm"]
-        return subprocess.Popen(
-            [*line, "--gpus", "0", "--cpus", "2"],
+        return Popen(
+            [*line, "--gpus", str(gpus), "--cpus", "2", *more],
             cwd=self.folder, env=self.environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
@@ -146,3 +148,19 @@ def test_timeout_saves_the_runs_and_the_next_call_finishes(suite):
     again = suite.start()
     out, err = again.communicate(timeout=NEVER)
     assert again.returncode == 0 and suite.finished == 2, out + err
+
+
+@pytest.mark.parametrize("suite", [False], ids=["without accounting"], indirect=True)
+def test_a_job_has_what_was_asked_for_and_slurms_refusal_is_told(suite):
+    asked = ["--hours", "0.5", "--partition", "all", "--extra", "nice=5"]
+    first = suite.start(more=asked)
+    suite.both_submitted()
+    said = suite.slurm("scontrol", "show", "job", suite.job("PENDING"))
+    for words in ("TimeLimit=00:30:00", "Partition=all", "Nice=5", "NumCPUs=2", "JobName=clip-"):
+        assert words in said
+    first.send_signal(signal.SIGTERM)
+    first.communicate(timeout=NEVER)
+    for wrong, reason in ({"gpus": 1}, "gres"), ({"more": ["--partition", "lnog"]}, "partition"):
+        refused = suite.start(**wrong)
+        _, err = refused.communicate(timeout=NEVER)
+        assert refused.returncode == 2 and "Slurm rejected the job of" in err and reason in err

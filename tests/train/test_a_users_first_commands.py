@@ -12,7 +12,7 @@ from rich.table import Table
 from synthetic_runs import Spec, make_run
 from test_recipe_files import GOOD
 
-from trustclip.cli.main import _message_of, main
+from trustclip.cli.main import main
 from trustclip.cli.options import help_of
 from trustclip.support.terminal import Terminal, parts
 from trustclip.train.files import with_folder
@@ -75,20 +75,6 @@ def test_a_recipe_and_a_suite_are_told_apart(argv, words, capsys):
     assert main(argv) == 2
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (FileExistsError(17, "File exists", "x"), "x: File exists (a file is in the place"),
-        (PermissionError(13, "Permission denied", "x"), "x: Permission denied (choose a place"),
-        (OSError(28, "No space left on device"), "No space left on device (free some space"),
-        (IsADirectoryError(21, "Is a directory", "x"), "x: Is a directory (name a file"),
-    ],
-)
-def test_what_the_system_refuses_is_one_sentence(error, text):
-    said = _message_of(error)
-    assert said is not None and said.startswith(text) and "Errno" not in said
 
 
 @pytest.mark.parametrize("cls", [SFTSettings, RLSettings, EvalSettings])

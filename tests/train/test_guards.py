@@ -5,8 +5,6 @@ import copy
 import csv
 import json
 import math
-import subprocess
-import sys
 from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from patience import NEVER
 from trl_runs import COMMON, PROMPTS, fresh_model, share_of_even_digits
 
 HEALTHY = Path(__file__).parents[1] / "data" / "healthy_runs.csv"
@@ -213,42 +210,6 @@ def test_a_resumed_run_counts_on_and_says_nothing_twice(tmp_path):
     assert guards.summary() == whole.summary() and guards.summary()["skipped_steps"] == 2
     assert guards.state() == whole.state()
     assert same(after[6], whole_after[6])
-
-
-ON_TWO_RANKS = """
-import math, sys, torch
-from types import SimpleNamespace
-from accelerate import PartialState
-from trustclip.train.durable.ranks import leave
-from trustclip.train.watch.guards import Guards
-state = PartialState(cpu=True)
-say = lambda *words: sys.stdout.write(" ".join(map(str, words)) + "\\n")  # at once, whole
-guards = Guards(lambda *said: say("said", *said[:2]))
-guards._leads = state.is_main_process
-parameter = torch.nn.Parameter(torch.ones(2))
-optimizer = torch.optim.AdamW([parameter], lr=0.1)
-args = SimpleNamespace(fp16=False, device=torch.device("cpu"))
-for step, bad_rank in enumerate([None, 1, 0, None]):
-    parameter.grad = torch.full((2,), math.nan if bad_rank == state.process_index else 1.0)
-    guards.on_pre_optimizer_step(args, SimpleNamespace(global_step=step), None, optimizer=optimizer)
-    optimizer.step()
-steps = optimizer.state[parameter]["step"].item()
-say("rank", state.process_index, guards.summary()["skipped_steps"], steps)
-leave()
-"""
-
-
-@pytest.mark.slow
-def test_ranks_agree(tmp_path):
-    script = tmp_path / "ranks.py"
-    script.write_text(ON_TWO_RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, str(script)], capture_output=True, text=True, timeout=NEVER, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    lines = sorted(line for line in done.stdout.splitlines() if line.startswith(("rank", "said")))
-    assert lines == ["rank 0 2 2.0", "rank 1 2 2.0", "said 2 nonfinite_gradient"]
 
 
 # What is told

@@ -78,28 +78,6 @@ def test_thinking_becomes_the_template_s_default():
         set_chat_template(tokenizer, off)
 
 
-def test_a_server_is_told_whether_to_think(monkeypatch):
-    from trustclip.train.evaluation.backends import served
-    from trustclip.train.evaluation.backends.local import Sampling
-
-    asked = []
-    reply = {
-        "choices": [{"message": {"content": "3"}, "finish_reason": "stop"}],
-        "usage": {"completion_tokens": 1},
-    }
-
-    def ask(url, question):
-        asked.append(question)
-        return json.dumps(reply).encode()
-
-    monkeypatch.setattr(served, "ask", ask)
-    for thinking in (None, False):
-        server = served.Served("http://localhost/v1", "m", Sampling(1.0, 1.0, 4), 1, thinking)
-        server.generate([messages("1+2", "plain")], 1, 0)
-    assert "chat_template_kwargs" not in asked[0]
-    assert asked[1]["chat_template_kwargs"] == {"enable_thinking": False}
-
-
 @pytest.mark.slow
 def test_training_and_evaluation_use_and_record_the_same(folder, monkeypatch):  # noqa: F811
     monkeypatch.chdir(folder)

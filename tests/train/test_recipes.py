@@ -126,30 +126,3 @@ def test_the_demo_learns(tmp_path):
     assert 0.005 < sum(gated) / len(gated) < 0.1
     assert summary["finished"] and summary["method"]["name"] == "atr"
     assert (run / "report.html").exists() and (run / "final/README.md").exists()
-
-
-@pytest.mark.slow
-def test_ctrl_c_saves_what_was_done(tmp_path):
-    import signal
-    import subprocess
-    import sys
-    import time
-
-    run = tmp_path / "run"
-    save_model(*tiny_model(), tmp_path / "model")
-    code = "import sys; from trustclip.cli.main import main; sys.exit(main())"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "rl", "--preset", "tiny", "--max-steps", "4000",
-         "--model", str(tmp_path / "model"), "--output-dir", str(run)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    metrics = run / "metrics.jsonl"
-    while process.poll() is None and not (
-        metrics.exists() and any(row["stage"] == "rl" for row in read_jsonl(metrics))
-    ):
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    said, _ = process.communicate()
-    assert process.returncode == 0 and "the same command continues" in said
-    assert len([*(run / "checkpoints").glob("step-*")]) == 1
-    assert any(row["stage"] == "rl" for row in read_jsonl(metrics))

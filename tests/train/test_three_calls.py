@@ -60,15 +60,6 @@ def settings_of(cls: Any, command: str, folder: Path, **changes: Any) -> Any:
     return build(cls, preset(command, "tiny"), Source(changes={**place, **changes}))
 
 
-def test_settings_that_cannot_be_read_are_noticed(tmp_path):
-    settings = settings_of(RLSettings, "rl", tmp_path)
-    with (
-        unreadable_settings(),
-        pytest.raises(AssertionError, match=r"RLSettings\.max_steps is read"),
-    ):
-        settings.max_steps  # noqa: B018
-
-
 def test_reinforcement_learning(tmp_path, blind):
     run = rl.rl(settings_of(RLSettings, "rl", tmp_path, **SMALL, tokens_every=1), QUIET)
     assert blind == ["trustclip.train.rl"] and run.summary["finished"]

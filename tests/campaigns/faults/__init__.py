@@ -1,4 +1,4 @@
-"""Faults from a seed: disks, processes, suites, verifiers, damaged files, odd numbers and texts.
+"""Faults from a seed: disks, processes, ranks, and what people do to a run.
 
 ``python -m tests.campaigns.faults --help`` lists the campaigns; `docs/reliability.md` says what
 they found.

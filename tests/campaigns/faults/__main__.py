@@ -19,16 +19,8 @@ from . import IMPORTED
 
 #: Failing seeds that are told in full.
 SHOWN = 20
-#: Campaign -> module of this package and what makes its player, if it has one of runs.
-CAMPAIGNS = {
-    "runs": ("runs", "stand_in"),
-    "stores": ("stores", "runs"),
-    "real": ("real", "runs"),
-    "evaluations": ("evaluations", "runs"),
-    "suites": ("suites", None),
-    "verifier": ("verifier", None),
-    "numerics": ("numerics", None),
-}
+#: Campaign, which is a module of this package -> what makes its player there.
+CAMPAIGNS = {"runs": "stand_in", "stores": "runs", "real": "runs", "evaluations": "runs"}
 
 
 def timely(seeds: range, minutes: float) -> Iterator[int]:
@@ -46,12 +38,9 @@ def play(campaign: str, seeds: Iterable[int]) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     sys.path[:0] = IMPORTED
-    name, maker = CAMPAIGNS[campaign]
-    module = importlib.import_module(f".{name}", __package__)
-    if maker is None:
-        return module.campaign(seeds)
+    module = importlib.import_module(f".{campaign}", __package__)
     runs = importlib.import_module(".runs", __package__)
-    return runs.campaign(seeds, getattr(module, maker))
+    return runs.campaign(seeds, getattr(module, CAMPAIGNS[campaign]))
 
 
 def shared(campaign: str, seeds: range, jobs: int) -> dict[str, Any]:

@@ -51,7 +51,6 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "trainer": (("train/durable/trainer.py",), (_RUNS, "train/durable/test_checkpoints.py")),
     "saving": (("train/durable/saving.py",), (_RUNS, "train/durable/test_checkpoints.py")),
-    "mirror": (("train/durable/mirror.py",), ("train/durable/test_mirror.py", _RUNS)),
     "lock": (
         ("support/lock.py",),
         ("train/test_pipeline.py", "campaigns/test_faults.py::test_stores"),

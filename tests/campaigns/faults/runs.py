@@ -483,18 +483,14 @@ def stand_in(base: Path) -> Runs:
 
 def campaign(seeds: Iterable[int], make: Callable[[Path], Runs] = stand_in) -> dict[str, Any]:
     """Play every seed; counts of what happened, and the seeds that failed with their stories."""
-    with memory_folder() as base:
-        return played(seeds, make(base))
-
-
-def played(seeds: Iterable[int], player: Any) -> dict[str, Any]:
-    """As `campaign`, for anything with ``play``, ``counts`` and ``operations``."""
     failures, schedules = {}, 0
-    for seed in seeds:
-        schedules += 1
-        try:
-            player.play(seed)
-        except LostError as error:
-            failures[seed] = str(error)
+    with memory_folder() as base:
+        player = make(base)
+        for seed in seeds:
+            schedules += 1
+            try:
+                player.play(seed)
+            except LostError as error:
+                failures[seed] = str(error)
     counts = {"schedules": schedules, "operations of one process": player.operations}
     return {**counts, **dict(sorted(player.counts.items())), "failures": failures}

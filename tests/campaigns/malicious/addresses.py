@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 from synthetic_runs import make_run
 
-from malicious.artefacts import CONTROLS, FORMULA, SCRIPT, SECRET, artefact
+from malicious.artefacts import CONTROLS, FORMULA, SCRIPT, SECRET, artefact, enter
 from malicious.code import EVIL, IMPORTS, evaluation
 from malicious.text import SPEC
 
@@ -18,34 +18,16 @@ def served(folder: Path, address: str) -> list[str]:
     return [*evaluation(folder, "m"), "--backend", "openai", "--base-url", address]
 
 
-@artefact(2, "must start with http:// or https://")
-def server_that_is_a_file(folder):
-    return served(folder, "file:///etc/passwd")
-
-
-@artefact(2, "must start with http:// or https://")
-def server_of_a_protocol_with_a_password(folder):
-    return served(folder, f"ftp://me:{SECRET}@evil.example/v1")
-
-
-@artefact(2, "names no server")
-def server_without_a_name(folder):
-    return served(folder, "http:///v1")
-
-
-@artefact(2, "names no server")
-def server_whose_port_is_no_number(folder):
-    return served(folder, "http://evil.example:port/v1")
-
-
-@artefact(2, "holds a space or a control character")
-def server_whose_address_controls_the_terminal(folder):
-    return served(folder, f"http://evil.example/{CONTROLS}")
-
-
-@artefact(2, "holds a space or a control character")
-def server_whose_address_adds_a_header(folder):
-    return served(folder, "http://evil.example/v1\r\nX-Injected: yes")
+#: Addresses of servers, and what must be said of them.
+for _name, _address, _says in (
+    ("that_is_a_file", "file:///etc/passwd", "must start with http:// or https://"),
+    ("of_a_protocol_with_a_password", f"ftp://me:{SECRET}@evil.example/v1", "must start with http"),
+    ("without_a_name", "http:///v1", "names no server"),
+    ("whose_port_is_no_number", "http://evil.example:port/v1", "names no server"),
+    ("whose_address_controls_the_terminal", f"http://evil.example/{CONTROLS}", "holds a space or"),
+    ("whose_address_adds_a_header", "http://evil.example/v1\r\nX-Injected: yes", "a control chara"),
+):
+    enter(f"server_{_name}", lambda folder, to=_address: served(folder, to), 2, _says)
 
 
 @artefact(2, "no file https:/evil.example/data.jsonl")

@@ -43,16 +43,20 @@ ARTEFACTS: dict[str, Artefact] = {}
 Make = Callable[[Path], list[str]]
 
 
+def enter(name: str, make: Make, status: int, *says: str) -> None:
+    """Enter an artefact into the list."""
+    assert name not in ARTEFACTS
+    ARTEFACTS[name] = Artefact(name, make, status, says)
+
+
 def artefact(status: int, *says: str) -> Callable[[Make], Make]:
     """Enter a function into the list under its name."""
 
-    def enter(make: Make) -> Make:
-        name = make.__name__.removeprefix("_")
-        assert name not in ARTEFACTS
-        ARTEFACTS[name] = Artefact(name, make, status, says)
+    def entered(make: Make) -> Make:
+        enter(make.__name__, make, status, *says)
         return make
 
-    return enter
+    return entered
 
 
 def hostile(text: str) -> list[str]:

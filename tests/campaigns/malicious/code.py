@@ -1,12 +1,13 @@
 """Artefacts that want to have code imported, downloaded or unpickled."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import yaml
 from synthetic_runs import Spec, make_run
 
-from malicious.artefacts import PAYLOAD, artefact
+from malicious.artefacts import PAYLOAD, artefact, enter
 
 EVIL = f"{PAYLOAD}:Evil"
 IMPORTS = (f"would import the Python module '{PAYLOAD}'", "--allow-code")
@@ -33,6 +34,49 @@ def suite(folder: Path, **values: object) -> str:
     return str(folder / "suite.yaml")
 
 
+def enter_run(name: str, says: Iterable[str], *more: str, **rl: object) -> None:
+    """Enter ``trustclip run`` of a recipe whose section ``rl`` has these values."""
+    enter(name, lambda folder: ["run", recipe(folder, **rl), *more], 2, *says)
+
+
+def enter_suite(name: str, says: Iterable[str], **values: object) -> None:
+    """Enter the dry run of a suite with these values."""
+    enter(name, lambda folder: ["suite", suite(folder, **values), "--dry-run"], 2, *says)
+
+
+PART = {"name": "penalty", "inner": {"name": "both", "first": "atr", "second": EVIL}}
+enter_run("recipe_names_a_class", (*IMPORTS, "line "), method=EVIL)
+enter_run("dry_run_of_a_recipe_that_names_a_class", IMPORTS, "--dry-run", method={"name": EVIL})
+enter_run("class_as_a_part_of_a_method", IMPORTS, method=PART)
+enter_run("class_as_a_shadow", IMPORTS, shadows=f"atr, {{name: {EVIL}}}")
+enter_run("class_in_a_list_of_shadows", IMPORTS, shadows=["clip", {"name": EVIL}])
+enter_run("recipe_names_a_reward", (*IMPORTS, "line "), reward=["correct", {"name": EVIL}])
+enter_run("class_under_a_hyper_parameter", IMPORTS, "--method.delta", "0.05", method=EVIL)
+
+#: What TRL hands on to libraries that download code, and what must be said of it.
+for _name, _init, _says in (
+    ("kernels_of_a_repository", {"attn_implementation": "org/kernel"}, "downloads kernels"),
+    ("kernels_of_anybody", {"allow_all_kernels": True}, "downloads kernels"),
+    ("remote_code_of_a_model", {"trust_remote_code": True}, "code of a model's repository"),
+    ("remote_code_in_a_text", '{"trust_remote_code": true}', "code of a model's repository"),
+):
+    enter_run(_name, [_says], trl={"model_init_kwargs": _init})
+enter_run(
+    "generation_code_of_a_repository", ["'custom_generate' changes the distribution"],
+    trl={"generation_kwargs": {"custom_generate": "org/repository"}},
+)  # fmt: skip
+
+enter_suite("suite_names_a_class", IMPORTS, methods={"m": {"name": EVIL}})
+enter_suite("suite_sweeps_over_classes", IMPORTS, sweep={"rl.method.name": [EVIL]})
+enter_suite("suite_changes_to_a_class", IMPORTS, changes={"rl.shadows": EVIL})
+for _way in ("distributed", "sampler"):
+    enter(
+        f"doctor_of_the_{_way}", lambda folder, way=_way: [
+            "doctor", f"--{way}", recipe(folder, method=EVIL)
+        ], 2, *IMPORTS,
+    )  # fmt: skip
+
+
 def run(folder: Path, method: object) -> Path:
     """A run directory whose ``config.yaml`` names a method."""
     path = make_run(folder / "run", Spec({"name": "atr"}, steps=4, every=4, k=2, completions=2))
@@ -44,37 +88,6 @@ def run(folder: Path, method: object) -> Path:
     return path
 
 
-@artefact(2, *IMPORTS, "line ")
-def recipe_names_a_class(folder):
-    return ["run", recipe(folder, method=EVIL)]
-
-
-@artefact(2, *IMPORTS)
-def dry_run_of_a_recipe_that_names_a_class(folder):
-    return ["run", recipe(folder, method={"name": EVIL, "delta": 0.1}), "--dry-run"]
-
-
-@artefact(2, *IMPORTS)
-def class_as_a_part_of_a_method(folder):
-    method = {"name": "penalty", "inner": {"name": "both", "first": "atr", "second": EVIL}}
-    return ["run", recipe(folder, method=method)]
-
-
-@artefact(2, *IMPORTS)
-def class_as_a_shadow(folder):
-    return ["run", recipe(folder, shadows=f"atr, {{name: {EVIL}}}")]
-
-
-@artefact(2, *IMPORTS)
-def class_in_a_list_of_shadows(folder):
-    return ["run", recipe(folder, shadows=["clip", {"name": EVIL}])]
-
-
-@artefact(2, *IMPORTS, "line ")
-def recipe_names_a_reward(folder):
-    return ["run", recipe(folder, reward=["correct", {"name": EVIL, "weight": 0.5}])]
-
-
 @artefact(2, "would import the Python file", "evil.py", "--allow-code")
 def recipe_names_a_reward_in_a_file_beside_it(folder):
     (folder / "evil.py").write_text(f"import {PAYLOAD}\n")
@@ -82,40 +95,9 @@ def recipe_names_a_reward_in_a_file_beside_it(folder):
 
 
 @artefact(2, *IMPORTS)
-def class_under_a_hyper_parameter_of_the_user(folder):
-    return ["run", recipe(folder, method=EVIL), "--method.delta", "0.05"]
-
-
-@artefact(2, *IMPORTS)
 def recipe_called_like_the_class_it_names(folder):
     path = Path(recipe(folder, method=EVIL)).rename(folder / EVIL)
     return ["run", path.name]  # the working directory is the folder
-
-
-@artefact(2, "'org/kernel' downloads kernels", "--allow-code")
-def kernels_of_a_repository(folder):
-    return ["run", recipe(folder, trl={"model_init_kwargs": {"attn_implementation": "org/kernel"}})]
-
-
-@artefact(2, "'allow_all_kernels' downloads kernels", "--allow-code")
-def kernels_of_anybody(folder):
-    return ["run", recipe(folder, trl={"model_init_kwargs": {"allow_all_kernels": True}})]
-
-
-@artefact(2, "'trust_remote_code' would run code of a model's repository")
-def remote_code_of_a_model(folder):
-    return ["run", recipe(folder, trl={"model_init_kwargs": {"trust_remote_code": True}})]
-
-
-@artefact(2, "'trust_remote_code' would run code of a model's repository")
-def remote_code_in_a_text(folder):
-    given = '{"trust_remote_code": true}'
-    return ["run", recipe(folder, trl={"model_init_kwargs": given})]
-
-
-@artefact(2, "'custom_generate' changes the distribution")
-def generation_code_of_a_repository(folder):
-    return ["run", recipe(folder, trl={"generation_kwargs": {"custom_generate": "org/repository"}})]
 
 
 @artefact(2, "is not YAML", "could not determine a constructor")
@@ -126,35 +108,10 @@ def object_in_a_recipe(folder):
 
 
 @artefact(2, *IMPORTS)
-def suite_names_a_class(folder):
-    return ["suite", suite(folder, methods={"m": {"name": EVIL}}), "--dry-run"]
-
-
-@artefact(2, *IMPORTS)
-def suite_sweeps_over_classes(folder):
-    return ["suite", suite(folder, sweep={"rl.method.name": [EVIL]}), "--dry-run"]
-
-
-@artefact(2, *IMPORTS)
-def suite_changes_to_a_class(folder):
-    return ["suite", suite(folder, changes={"rl.shadows": EVIL}), "--dry-run"]
-
-
-@artefact(2, *IMPORTS)
 def suite_whose_recipe_names_a_class(folder):
     path = suite(folder)
     recipe(folder, shadows=EVIL)
     return ["suite", path, "--dry-run"]
-
-
-@artefact(2, *IMPORTS)
-def doctor_of_ranks(folder):
-    return ["doctor", "--distributed", recipe(folder, method=EVIL)]
-
-
-@artefact(2, *IMPORTS)
-def doctor_of_the_sampler(folder):
-    return ["doctor", "--sampler", recipe(folder, method=EVIL)]
 
 
 @artefact(1, *IMPORTS)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from math import inf
 from pathlib import Path
 
 import pyarrow
@@ -10,7 +11,7 @@ import yaml
 from synthetic_runs import make_run
 
 from malicious.artefacts import CONTROLS, SECRET, artefact
-from malicious.code import evaluation, recipe, suite
+from malicious.code import enter_run, enter_suite, evaluation
 from malicious.text import SPEC, changed
 
 #: Nine values in each of nine lists of the list before: 3 GB once the aliases are written out.
@@ -64,30 +65,16 @@ def record_that_is_too_deep(folder):
     return ["explain", str(path)]
 
 
-@artefact(2, "learning_rate", "finite")
-def rate_that_is_no_number(folder):
-    return ["run", recipe(folder, learning_rate=float("nan"))]
-
-
-@artefact(2, "delta", "finite")
-def threshold_that_is_no_number(folder):
-    return ["run", recipe(folder, method={"name": "atr", "delta": float("inf")})]
-
-
-@artefact(2, "the label", "names a folder")
-def suite_label_that_leads_elsewhere(folder):
-    label = "../../outside"
-    return ["suite", suite(folder, methods={label: {"name": "atr"}}), "--dry-run"]
-
-
-@artefact(2, "cannot be part of a folder name")
-def swept_value_that_leads_elsewhere(folder):
-    return ["suite", suite(folder, sweep={"rl.lr_scheduler_type": ["../x"]}), "--dry-run"]
-
-
-@artefact(2, "holds a secret", "HF_TOKEN")
-def secret_in_a_suite(folder):
-    return ["suite", suite(folder, changes={"rl.trl": {"hub_token": SECRET}}), "--dry-run"]
+OUTSIDE = {"../../outside": {"name": "atr"}}
+enter_run("threshold_that_is_no_number", ["delta", "finite"], method={"name": "atr", "delta": inf})
+enter_suite("suite_label_that_leads_elsewhere", ["the label", "names a folder"], methods=OUTSIDE)
+enter_suite(
+    "swept_value_that_leads_elsewhere", ["cannot be part of a folder name"],
+    sweep={"rl.lr_scheduler_type": ["../x"]},
+)  # fmt: skip
+enter_suite(
+    "secret_in_a_suite", ["holds a secret", "HF_TOKEN"], changes={"rl.trl": {"hub_token": SECRET}}
+)
 
 
 @artefact(2, "row 1 has no text in 'response'")

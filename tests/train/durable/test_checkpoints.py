@@ -4,12 +4,8 @@ import errno
 import json
 import os
 import pickle
-import random
 import re
-import resource
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -441,37 +437,6 @@ def test_other_errors_pass_and_leave_nothing(store, error):
     assert not list(store.folder.glob(".*"))
 
 
-def test_a_size_limit_at_forty_places(store):
-    """A real limit, of the kernel: in the first byte of every file, in its last, in between."""
-    sizes = [p.stat().st_size for p in store.path(24).rglob("*") if p.is_file()]
-    between = range(0, max(sizes), max(sizes) // 36)
-    limits = sorted({max(0, size - 1) for size in sizes} | {*between})
-    assert len(limits) >= 40
-    before = sorted(p.name for p in store.folder.iterdir())
-    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for limit in limits:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, unlimited[1]))
-        try:
-            with pytest.raises(CheckpointError) as error:
-                write(CheckpointStore(store.folder, keep=1), 32)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-        assert str(error.value).startswith("file size limit reached while writing"), limit
-        assert str(error.value).endswith(f"the newest checkpoint is {store.path(24)}."), limit
-        assert sorted(p.name for p in store.folder.iterdir()) == before
-    verify(store.path(24))
-    write(store, 32)
-    assert store.newest() == store.path(32)
-
-
-def python(script: str, *arguments: object) -> str:
-    """What a script prints, run by a process of its own."""
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 # -- nested state ----------------------------------------------------------------------------------
 
 DTYPES = (
@@ -587,28 +552,3 @@ def test_what_is_not_known_is_refused_by_name(state, words):
 def test_unknown_tags_and_tensors_are_refused(packed):
     with pytest.raises(ValueError, match="cannot restore"):
         states.unpack({}, {"a": [packed]})
-
-
-def test_random_numbers_continue():
-    def draw():
-        return random.random(), np.random.rand(), torch.rand(3).tolist(), random.gauss(0, 1)
-
-    random.seed(3)
-    draw()
-    tensors, packed = states.pack(states.random_state())
-    packed = json.loads(json.dumps(packed))
-    first = draw()
-    draw()
-    states.set_random_state(states.unpack(tensors, packed))
-    assert draw() == first
-
-
-def test_finding_a_checkpoint_needs_no_torch(store):
-    """A command that looks for one must not wait for an import."""
-    script = """
-import sys
-from pathlib import Path
-from trustclip.train.durable.store import CheckpointStore
-print(CheckpointStore(Path(sys.argv[1])).newest().name, "torch" in sys.modules)
-"""
-    assert python(script, store.folder).split() == ["step-000024", "False"]

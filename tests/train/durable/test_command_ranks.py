@@ -94,23 +94,6 @@ def rows_of(folder: Path, stage: str) -> list[dict]:
     return [row for row in rows if row["stage"] == stage]
 
 
-def test_two_ranks_fine_tune_and_reinforce_whoever_is_late(tmp_path):
-    run = tmp_path / "run"
-    command = ["rl", "--preset", "tiny", "--max-steps", "4", "--output-dir", str(run)]
-    done = trustclip(*command)
-    assert done.code == 0, done.output[-3000:]
-    assert done.output.count(f"model in {run / 'final'}\n") == 2
-    for folder in (run / "sft", run):
-        assert json.loads((folder / "summary.json").read_text())["finished"]
-        assert {"config.json", "model.safetensors", "prompt.json", "tokenizer.json"} <= {
-            path.name for path in (folder / "final").iterdir()
-        }
-    assert {row["step"] for row in rows_of(run, "rl")} == {0}
-    again = trustclip(*command)
-    assert again.code == 0, again.output[-3000:]
-    assert again.output.count(f"{run} is finished; nothing to do.\n") == 2
-
-
 RECIPE = """
 name: small
 model: tiny

@@ -152,6 +152,8 @@ def test_an_extent_of_a_missing_file_and_of_many_blocks(tmp_path, monkeypatch):
     assert extent == {"bytes": 6, "sha256": hashlib.sha256(b"abcdef").hexdigest()}
     path.write_bytes(b"ABCDEF")
     assert extents.of(path) == extent  # no byte is read twice
+    os.truncate(path, 2)  # what was read is gone, and reading starts again
+    assert extents.of(path) == {"bytes": 2, "sha256": hashlib.sha256(b"AB").hexdigest()}
     path.write_bytes(b"abcdefgh")
     Extents().restore(path, extent)
     assert path.read_bytes() == b"abcdef"

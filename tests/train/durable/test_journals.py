@@ -1,12 +1,8 @@
 """Append-only files of a run on resume: cut back to the checkpoint, refused where damaged."""
 
-import hashlib
-import os
-
 import pytest
 
 from trustclip.logs.samples import shards
-from trustclip.logs.writing.extents import Extents
 from trustclip.support.jsonl import append_jsonl, read_jsonl, scan
 from trustclip.train.problems.problem import Problem
 from trustclip.train.runs.directory import RunDirectory
@@ -44,16 +40,6 @@ def test_one_flipped_bit_before_the_checkpoint_is_refused(tmp_path, name, where)
         resumed(run).rewind(cursor)
 
 
-@pytest.mark.parametrize("name", JOURNALS)
-def test_rows_of_another_run_are_refused(tmp_path, name):
-    run, other = recorded(tmp_path / "run"), recorded(tmp_path / "other")
-    cursor = run.cursor()
-    content = (other.path / name).read_bytes().replace(b"1", b"9") + b"\n"
-    (run.path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=f"{name} has changed"):
-        resumed(run).rewind(cursor)
-
-
 def test_what_came_after_the_checkpoint_may_be_damaged(tmp_path):
     run = recorded(tmp_path / "run")
     cursor = run.cursor()
@@ -66,35 +52,6 @@ def test_what_came_after_the_checkpoint_may_be_damaged(tmp_path):
     assert (run.path / "metrics.jsonl").read_bytes() == before
     assert [row["id"] for row in read_jsonl(run.path / "problems.jsonl")] == ["a", "b"]
     assert again.cursor().keys() == cursor.keys()
-
-
-def test_an_extent_reads_each_byte_once_and_starts_again_after_a_cut(tmp_path, monkeypatch):
-    path, extents, content, read = tmp_path / "a.jsonl", Extents(), b"", []
-    new = hashlib.sha256
-
-    class Counting:
-        def __init__(self, before=b""):
-            self.made = new(before)
-
-        def update(self, block):
-            read.append(len(block))
-            self.made.update(block)
-
-        def digest(self):
-            return self.made.digest()
-
-        def hexdigest(self):
-            return self.made.hexdigest()
-
-    monkeypatch.setattr("trustclip.logs.writing.extents.hashlib.sha256", Counting)
-    for number in range(5):
-        content += b"%d\n" % number * 1000
-        path.write_bytes(content)
-        extent = extents.of(path)
-        assert (extent["bytes"], extent["sha256"]) == (len(content), new(content).hexdigest())
-    assert sum(read) == len(content)
-    os.truncate(path, 7)
-    assert extents.of(path) == {"bytes": 7, "sha256": new(content[:7]).hexdigest()}
 
 
 def test_a_line_stands_where_its_offset_says_behind_empty_lines(tmp_path):

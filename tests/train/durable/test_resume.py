@@ -16,7 +16,6 @@ from durable_runs import cut, differences, grpo, sft
 from patience import NEVER
 
 from trustclip.train.durable.trainer import Durable
-from trustclip.train.trainers import DurableGRPOTrainer
 
 pytestmark = pytest.mark.slow
 
@@ -70,15 +69,6 @@ RUNS = {
             "candidates": 8,
         },
     ),
-    "2x2/2 full clip, a cosine": (
-        grpo,
-        {
-            "method": "clip",
-            **schedule(2, 2, 2),
-            "lr_scheduler_type": "cosine",
-            "logging_steps": 2,
-        },
-    ),
     "sft full, 2 epochs": (sft, {"num_train_epochs": 2, "logging_steps": 3}),
     "sft lora with dropout": (
         sft,
@@ -115,37 +105,6 @@ def test_every_cut_leaves_the_same_bytes(tmp_path, name):
         assert differences(tmp_path / "whole", folder, after=step) == [], f"cut after {step}"
 
 
-@pytest.mark.parametrize(
-    "forgotten",
-    ["_step", "_buffered_inputs", "old_head", "random", "loss", "windows", "metrics", "rewards"],
-)
-def test_the_comparison_sees_what_is_forgotten(tmp_path, monkeypatch, forgotten):
-    settings = {**FULL_KL, **schedule(2, 2, 1), "logging_steps": 3}
-    assert grpo(tmp_path / "whole", **settings).train_durably()
-    folder = cut(tmp_path / "whole", tmp_path / "cut", 2)
-    load = Durable._load_optimizer_and_scheduler
-    restore = DurableGRPOTrainer._restore
-
-    def without(self, progress):
-        empty = {"windows": {}, "metrics": {}, "rewards": [{"calls": 0}]}
-        empty["old_head"] = None
-        carried = {n: v for n, v in progress["carried"].items() if n != forgotten}
-        blank = {n: empty[n] for n in empty if n == forgotten}
-        restore(self, progress | blank | {"carried": carried})
-
-    def amnesic(self, checkpoint):
-        load(self, checkpoint)
-        if forgotten == "random":
-            self._rest.pop("random")
-        if forgotten == "loss":
-            self._rest["loop"]["loss"] *= 0
-
-    monkeypatch.setattr(DurableGRPOTrainer, "_restore", without)
-    monkeypatch.setattr(Durable, "_load_optimizer_and_scheduler", amnesic)
-    continued(grpo, folder, **settings)
-    assert differences(tmp_path / "whole", folder, after=2) != []
-
-
 def test_complete_training_is_not_trained_again(tmp_path):
     settings = {**ATR, **schedule(1, 2, 1)}
     whole = grpo(tmp_path / "whole", **settings)
@@ -162,47 +121,6 @@ def test_complete_training_is_not_trained_again(tmp_path):
 
 
 # -- SIGTERM ---------------------------------------------------------------------------------------
-
-
-def terminated(folder: Path, at: int, **settings) -> Durable:
-    """A run that gets SIGTERM while its completions are rewarded for the ``at``-th time."""
-    trainer = grpo(folder, **settings)
-    reward = trainer.reward_funcs[0]
-    plain = type(reward).__call__
-
-    class Terminating(type(reward)):
-        def __call__(self, *args, **kwargs):
-            result = plain(self, *args, **kwargs)
-            if self.calls == at:
-                self.__class__ = Terminating.__base__
-                os.kill(os.getpid(), signal.SIGTERM)
-            return result
-
-    reward.__class__ = Terminating
-    return trainer
-
-
-@pytest.mark.parametrize("saving", [{}, {"save_strategy": "no"}], ids=["saving", "not saving"])
-def test_sigterm_saves_and_stops_and_nothing_is_lost(tmp_path, saving):
-    settings = {**ATR, **schedule(1, 2, 1)}
-    assert grpo(tmp_path / "whole", **settings).train_durably()
-    settings |= saving
-    mine = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        stopped = terminated(tmp_path / "cut", 2, **settings)
-        assert stopped.train_durably() is False
-        assert stopped.stopped_early and stopped.state.global_step == 2
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGTERM, mine)
-    assert (tmp_path / "cut" / "checkpoints" / "step-000002").is_dir()
-    disturb()
-    assert stopped.train_durably() is True and not stopped.stopped_early  # in the same process
-    if not saving:
-        assert differences(tmp_path / "whole", tmp_path / "cut", after=0) == []
-    else:
-        rows = [durable_runs.Rows(tmp_path / run / "rows").read() for run in ("whole", "cut")]
-        assert rows[0] == rows[1]
 
 
 def test_sigterm_in_the_last_update_is_kept_too(tmp_path):

@@ -41,14 +41,7 @@ def moved(source: Path, target: Path, step: int) -> Path:
     return target
 
 
-@pytest.mark.parametrize(
-    ("kind", "ranks"),
-    [
-        ("fsdp2", 2),
-        ("fsdp2+async", 4),
-        ("fsdp2+lora", 2),
-    ],
-)
+@pytest.mark.parametrize(("kind", "ranks"), [("fsdp2", 2), ("fsdp2+async", 4), ("fsdp2+lora", 2)])
 def test_every_cut_leaves_the_same_bits(tmp_path, kind, ranks):
     told = told_by("cuts", tmp_path, kind, ranks=ranks)
     assert told["world"] == ranks
@@ -87,19 +80,13 @@ def test_only_the_adapters_are_stored_of_a_model_that_keeps_its_weights(two_of):
         assert weights and all(".lora_A." in name or ".lora_B." in name for name in weights)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "fsdp2+lora",
-    ],
-)
-def test_adapters_end_whole_beside_the_model_that_they_were_merged_into(two_of, kind):
+def test_adapters_end_whole_beside_the_model_that_they_were_merged_into(two_of):
     import torch
     from peft import PeftModel
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
-    folder, _ = two_of(kind)
+    folder, _ = two_of("fsdp2+lora")
     adapter = load_file(folder / "final" / "adapter" / "adapter_model.safetensors")
     shards = (folder / "checkpoints" / "step-000006" / "shards").iterdir()
     stored = {name for part in shards for name in load_file(part) if name.startswith("model.")}

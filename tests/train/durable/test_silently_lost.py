@@ -4,13 +4,11 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from commands import trustclip
 from faults import evaluations, standin
 from faults.disk import Disk
 from faults.runs import as_a_process, emptied, memory_folder, outcome
@@ -20,36 +18,8 @@ from patience import NEVER
 
 from trustclip.cli.main import main
 from trustclip.support.jsonl import read_jsonl
-from trustclip.train.durable.store import CheckpointStore
-from trustclip.train.models import save_model
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.runs.verify import verify
-from trustclip.train.tiny import tiny_model
-
-
-def stages(run):
-    return [row["stage"] for row in read_jsonl(run / "metrics.jsonl")]
-
-
-@pytest.mark.slow
-def test_a_run_killed_before_its_first_checkpoint_keeps_its_sampler_verdict(tmp_path):
-    run, start = tmp_path / "run", tmp_path / "start"
-    save_model(*tiny_model(), start)  # knows nothing, and learns from noise
-    words = ["rl", "--preset", "tiny", "--max-steps", "5", "--output-dir", str(run)]
-    words += ["--model", str(start), "--reward-noise", "0.5"]
-    command = [sys.executable, "-m", "trustclip", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("rl 3/"):
-                process.send_signal(signal.SIGKILL)
-        process.wait(NEVER)
-    assert stages(run).count("sampler") == 1
-    assert not CheckpointStore(run / "checkpoints").steps()
-    assert trustclip(*words).returncode == 0
-    assert stages(run).count("sampler") == 1 and stages(run).count("rl") == 5
-    assert len(read_jsonl(run / "gates.jsonl")) == 5
-    assert verify(run).whole
 
 
 @pytest.mark.parametrize("work", [evaluations.work, standin.work])

@@ -165,18 +165,6 @@ def test_what_was_noted_since_the_last_update_is_taken_back(tmp_path, monkeypatc
 # -- signals ---------------------------------------------------------------------------------------
 
 
-def test_signals_of_one_kind_within_a_second_are_one_and_later_ones_are_not(monkeypatch):
-    now = 100.0
-    monkeypatch.setattr(stops.time, "monotonic", lambda: now)
-    requests = Requests()
-    for at, number, count in (
-        (100.0, 15, 1), (100.9, 15, 1), (100.9, 2, 2), (101.5, 15, 3), (101.8, 2, 3),
-    ):  # fmt: skip
-        now = at
-        requests(number)
-        assert requests.count == count, at
-
-
 @pytest.mark.parametrize("ignored", [signal.SIGINT, signal.SIGTERM])
 def test_a_request_is_heard_whatever_the_shell_has_set(ignored, capsys):
     signal.signal(ignored, signal.SIG_IGN)

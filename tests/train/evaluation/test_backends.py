@@ -107,6 +107,9 @@ def test_served_asks_once_per_sample_and_keeps_the_order(serve):
     assert all({k: v for k, v in q.items() if k != "messages"} == asked for q in server.questions)
     assert backend.generate(PROMPTS, 2, seed=5) == found
     assert backend.generate(PROMPTS, 2, seed=6) != found
+    Served(server.url, "m", SAMPLING, 2, thinking=False).generate(PROMPTS, 2, seed=5)
+    told = [question.get("chat_template_kwargs") for question in server.questions]
+    assert told == [None] * 18 + [{"enable_thinking": False}] * 6
 
 
 def test_served_tells_truncation_and_length_and_sends_the_key(serve, monkeypatch):

@@ -64,30 +64,10 @@ def test_every_step_of_a_worked_solution_is_true():
         assert len(steps) == 5
 
 
-def test_train_and_test_share_no_problem_for_any_two_seeds():
-    train = {p.problem for seed in range(4) for p in Arithmetic(seed=seed).train(2000)}
-    test = {p.problem for seed in range(4) for p in Arithmetic(seed=seed).test(300)}
-    assert not train & test
-    assert all(split_of(text) == "train" for text in train)
-    assert all(split_of(text) == "test" for text in test)
-
-
 def test_one_problem_in_eight_is_a_test_problem():
     texts = [f"{a} + {b}" for a in range(100) for b in range(100)]
     share = sum(split_of(text) == "test" for text in texts) / len(texts)
     assert share == pytest.approx(1 / 8, abs=0.015)
-
-
-def test_problems_are_distinct_and_a_shorter_draw_is_a_prefix():
-    arithmetic = Arithmetic(seed=5)
-    problems = arithmetic.train(2000)
-    assert len({problem.id for problem in problems}) == len({p.problem for p in problems}) == 2000
-    assert arithmetic.train(100) == problems[:100]
-
-
-def test_the_seed_decides_the_problems():
-    assert Arithmetic(seed=1).train(20) == Arithmetic(seed=1).train(20)
-    assert Arithmetic(seed=1).train(20) != Arithmetic(seed=2).train(20)
 
 
 def test_draws_are_equal_in_processes_with_other_hash_seeds():

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from trustclip.train.problems import files, hub, rows
+from trustclip.train.problems import files, rows
 from trustclip.train.problems.hub import HUB_SOURCES
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.rows import DAPO_PREFIX, DAPO_SUFFIX, clean_answer
@@ -255,18 +255,6 @@ def test_columns_are_found_by_their_aliases(tmp_path, row, expected):
 
 
 @pytest.mark.parametrize(
-    ("stem", "name"),
-    [
-        ("dapo-math-17k", "dapo"),
-        ("amc23_83", "amc23"),
-        ("amc2023", None),
-    ],
-)
-def test_file_named_after_a_known_source(stem, name):
-    assert hub.named_after(stem) is (HUB_SOURCES[name] if name else None)
-
-
-@pytest.mark.parametrize(
     ("gold", "integer", "expected"),
     [
         (142.0, False, "142"),
@@ -418,6 +406,7 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, rows: list[dict]) -> FakeHub:
     return fake
 
 
+#: Known sets whose rows have a form of their own: call, rows, and what becomes of them.
 HUB_CALLS = {
     "amc23": (
         ("AI-MO/aimo-validation-amc", None, "train"),
@@ -428,16 +417,6 @@ HUB_CALLS = {
         ("HuggingFaceH4/aime_2024", None, "train"),
         [{"id": 60, "problem": "q", "solution": "so", "answer": "070", "year": "2024"}],
         [Problem("60", "q", "70", "so")],
-    ),
-    "aime25": (
-        ("math-ai/aime25", None, "test"),
-        [{"problem": "q", "answer": "336^\\circ", "id": "0"}],
-        [Problem("0", "q", "336")],
-    ),
-    "math500": (
-        ("HuggingFaceH4/MATH-500", None, "test"),
-        [{"problem": "q", "solution": "so", "answer": "\\pi", "unique_id": "test/a/1.json"}],
-        [Problem("test/a/1.json", "q", "\\pi", "so")],
     ),
     "gsm8k": (
         ("openai/gsm8k", "main", "test"),
@@ -480,7 +459,7 @@ HUB_CALLS = {
 EVALUATED = ("amc23", "aime24")
 
 
-@pytest.mark.parametrize("name", HUB_SOURCES)
+@pytest.mark.parametrize("name", HUB_CALLS)
 def test_known_names_call_the_hub_with_the_right_arguments(monkeypatch, name):
     call, rows, problems = HUB_CALLS[name]
     fake = fake_hub(monkeypatch, rows)

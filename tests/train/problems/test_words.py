@@ -17,15 +17,17 @@ def test_the_last_number_of_a_solution_is_the_answer(name: str) -> None:
         assert problem.solution and extract_answer(problem.solution, "any") == problem.answer
 
 
-@pytest.mark.parametrize("name", WORDED)
+@pytest.mark.parametrize("name", GENERATED)
 def test_problems_are_distinct_and_training_is_apart_from_testing(name: str) -> None:
-    tests = {problem.problem for problem in WORDED[name]().test(128)}
+    made = GENERATED[name]
+    tests = {problem.problem for problem in made().test(128)}
     assert len(tests) == 128
     for seed in (0, 1):
-        train = [problem.problem for problem in WORDED[name](seed=seed).train(600)]
-        assert len(set(train)) == 600 and not tests & set(train)
-        assert train[:20] == [one.problem for one in WORDED[name](seed=seed).train(20)]
-    assert WORDED[name](seed=0).train(5) != WORDED[name](seed=1).train(5)
+        problems = made(seed=seed).train(600)
+        train = {problem.problem for problem in problems}
+        assert len(train) == len({problem.id for problem in problems}) == 600
+        assert not tests & train and problems[:20] == made(seed=seed).train(20)
+    assert made(seed=0).train(5) != made(seed=1).train(5)
 
 
 def test_every_line_of_a_word_sum_is_a_true_equation_that_the_story_asks_for() -> None:

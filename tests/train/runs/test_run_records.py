@@ -10,23 +10,20 @@ import yaml
 from rich.console import Console
 from synthetic_runs import Spec, make_run
 
-from trustclip.logs.identity import essential
-from trustclip.logs.reader import read_run, read_runs
-from trustclip.logs.samples import Samples, shards
+from trustclip.logs.reader import read_run
+from trustclip.logs.samples import sample_rows
 from trustclip.logs.writing.environment import environment
 from trustclip.report.build import build
-from trustclip.report.console import explain
 from trustclip.report.tables import latex_text
 from trustclip.support.jsonl import append_jsonl, read_jsonl, read_mapping
 from trustclip.support.lock import only_process
 from trustclip.support.secrets import redact, redacted_argv
-from trustclip.support.text import duration, markdown_text
+from trustclip.support.text import markdown_text
 from trustclip.train.card import about
 from trustclip.train.durable.ranks import Interrupted
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.runs.opening import open_run
 from trustclip.train.settings.stages import RLSettings
-from trustclip.train.suite.plan import digest
 
 SECRET = "s3cr3t-value"
 
@@ -80,31 +77,11 @@ def test_a_clock_that_jumps_is_no_time_spent(tmp_path, monkeypatch):
     assert 0 <= run.summary["seconds"] < 1e6
 
 
-def test_the_file_of_a_suite_is_parsed_once_for_all_its_runs(tmp_path, monkeypatch):
-    names = [f"clip-seed{seed}" for seed in range(4)]
-    for seed, name in enumerate(names):
-        make_run(tmp_path / name, Spec({"name": "clip"}, seed=seed))
-    entries = {name: {"label": "clip"} for name in names}
-    (tmp_path / "suite.yaml").write_text(yaml.safe_dump({"name": "s", "runs": entries}))
-    parsed = []
-    monkeypatch.setattr(
-        "trustclip.logs.reader.read_mapping", lambda path: parsed.append(path) or read_mapping(path)
-    )
-    runs = read_runs([tmp_path])
-    assert [run.entry["suite"] for run in runs] == ["s"] * 4
-    assert [path.name for path in parsed].count("suite.yaml") == 1
-
-
 def test_a_setting_that_a_run_has_otherwise_is_told_with_both_values(tmp_path):
     RunDirectory(tmp_path, "rl", settings(tmp_path)).summarize({})
     with pytest.raises(
         ValueError, match=r"replay=False, not True; .* max_steps upwards, and changed_inputs"
     ):
-        RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, replay=True))
-    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    del config["replay"]  # as in a release before it
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(ValueError, match="had no setting replay, and did what False does now"):
         RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, replay=True))
 
 
@@ -118,14 +95,6 @@ def test_what_a_run_says_of_its_settings_decides_what_is_essential(tmp_path):
     (run / "marks.json").write_text('{"neutral": []}')
     with pytest.raises(ValueError, match=r"marks\.json: neutral: "):
         read_run(run)
-
-
-def test_neutral_settings_change_no_digest_and_the_name_of_a_method_is_not_neutral():
-    recipe = {"name": "a", "seed": 0, "rl": {"logging_steps": 1, "method": {"name": "atr"}}}
-    same = {"seed": 0, "rl": {"logging_steps": 8, "report_to": "wandb", "method": {"name": "atr"}}}
-    assert digest(recipe) == digest(same)
-    other = {"seed": 0, "rl": {"method": {"name": "clip"}}}
-    assert digest(recipe) != digest(other) and essential(recipe) != essential(other)
 
 
 def test_a_torn_last_line_is_mended_by_the_next_append(tmp_path):
@@ -143,19 +112,22 @@ def test_a_torn_last_line_is_mended_by_the_next_append(tmp_path):
     assert read_jsonl(path) == [{"a": 5}]
 
 
-def test_a_users_copy_of_the_samples_is_neither_read_nor_deleted(tmp_path):
-    run = RunDirectory(tmp_path, "rl", settings(tmp_path))
-    row = {"stage": "eval", "step": 0, "task": "t", "id": "1", "k": 0, "correct": 1}
-    run.sample([row])
-    cursor = run.cursor()
-    copy = tmp_path / "samples_backup.jsonl"
-    copy.write_bytes((tmp_path / "samples.jsonl").read_bytes())
-    append_jsonl(tmp_path / "samples-rank1.jsonl", [{**row, "k": 1}])
-    names = ["samples.jsonl", "samples-rank1.jsonl"]
-    assert [path.name for path in shards(tmp_path)] == names
-    assert len(Samples.read(tmp_path).places) == 2
-    run.rewind(cursor)
-    assert copy.exists() and [path.name for path in shards(tmp_path)] == ["samples.jsonl"]
+def test_files_of_the_user_are_left_alone_and_are_no_samples(tmp_path):
+    run = RunDirectory(tmp_path / "run", "rl", settings(tmp_path))
+    run.sample([{"step": 1}])
+    own = ["samples_backup.jsonl", "samples-old.jsonl", "samples.jsonl.bak", "metrics-mine.jsonl"]
+    for name in own:
+        (run.path / name).write_text('{"step": 0}\n')
+    made = ["samples-rank1.jsonl", "samples-rank2.jsonl"]
+    for name in made:
+        (run.path / name).write_text('{"step": 2}\n')
+    assert [row["step"] for row in sample_rows(run.path)] == [1, 2, 2]
+    (run.path / "tokens").mkdir()
+    own.append("tokens/update-mine.parquet")
+    (run.path / own[-1]).write_text('{"step": 3}\n')
+    run.rewind({})
+    assert all((run.path / name).exists() for name in own)
+    assert not any((run.path / name).exists() for name in ["samples.jsonl", *made])
 
 
 def test_no_record_holds_a_secret(tmp_path, monkeypatch):
@@ -259,17 +231,6 @@ def test_pages_and_cards_hide_the_secrets_of_older_runs(tmp_path):
     assert SECRET not in written and written.count("[redacted]") >= 4
 
 
-def test_no_text_of_a_run_controls_the_terminal(tmp_path):
-    run = make_run(tmp_path / "run", Spec({"name": "atr"}))
-    text = "\x1b]0;owned\x07 \x9b2J \u202ereversed"
-    append_jsonl(
-        run / "metrics.jsonl", [{"stage": "notice", "step": 3, "notice": "n", "text": text}]
-    )
-    paragraphs = explain(run)
-    assert any("owned" in paragraph for paragraph in paragraphs)
-    assert all(character.isprintable() for paragraph in paragraphs for character in paragraph)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
@@ -303,10 +264,6 @@ def test_a_file_that_is_not_there_or_empty_holds_nothing(tmp_path):
 def test_texts_are_escaped_where_they_are_written():
     assert "\x1b" not in latex_text("a\x1b[31m") and "<" not in markdown_text("<script>")
     assert markdown_text("[x](javascript:1)") == "[x]\\(javascript:1)"
-
-
-def test_times_are_written_in_one_way():
-    assert duration(3661) == "1 h 1 min" and duration(float("nan")) == "-"
 
 
 @pytest.mark.parametrize(

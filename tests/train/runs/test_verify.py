@@ -10,7 +10,6 @@ from faults.setups import Setup
 
 from trustclip.cli.main import main
 from trustclip.train.durable.store import CheckpointStore
-from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.runs.verify import verify
 
 
@@ -137,14 +136,3 @@ def test_a_link_is_no_file_of_a_run(run, tmp_path):
     (run / "gates.jsonl").unlink()
     (run / "gates.jsonl").symlink_to(secret)
     assert findings(run)["gates.jsonl"] == ("missing", "no regular file")
-
-
-def test_what_the_run_itself_noticed_to_be_lost_is_missing(tmp_path):
-    run = RunDirectory(tmp_path, "rl", standin.Settings(tmp_path))
-    run.log({"stage": "rl", "step": 1})
-    (tmp_path / "metrics.jsonl").unlink()
-    with pytest.warns(UserWarning, match="was deleted"):
-        run.log({"stage": "rl", "step": 2})
-    run.summarize({"command": "rl", "finished": True})
-    found = [f for f in verify(tmp_path).checked if f.state == "missing"]
-    assert "metrics.jsonl was deleted" in found[0].text

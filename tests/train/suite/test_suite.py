@@ -209,12 +209,29 @@ def test_without_its_sft_no_run_starts(folder):
     assert said.count("waits for sft-") == 6
 
 
-def test_a_crash_is_told_by_its_signal(folder):
-    crash = (sys.executable, "-c", "import os; print('so far'); os.abort()")
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import os; print('so far'); os.abort()", "killed by signal 6"),
+        ("pass", "ended before its last update"),
+    ],
+)
+def test_how_a_run_ended_too_early_is_told(folder, code, words):
     said = io.StringIO()
     folder.write({**RECIPE, "sft": None})
-    assert run_suite(folder.file, Console(file=said, width=200), command=crash) == 1
-    assert "killed by signal 6" in said.getvalue()
+    command = (sys.executable, "-c", code)
+    assert run_suite(folder.file, Console(file=said, width=200), command=command) == 1
+    assert words in said.getvalue()
+
+
+@pytest.mark.parametrize("left", ['{"finished": tr', '{"finished": false}'])
+def test_half_a_summary_and_one_of_an_unfinished_run_are_no_end(folder, left):
+    folder.run()
+    folder.starts()
+    (run,) = folder.out.glob("clip-seed0-*")
+    (run / "summary.json").write_text(left)
+    folder.run()
+    assert folder.status == 0 and folder.starts() == [run.name]
 
 
 def test_so_many_at_once(folder):

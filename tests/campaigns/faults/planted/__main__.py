@@ -27,23 +27,15 @@ HEAVY = (
 
 def caught(chosen: Sequence[Bug], seeds: dict[str, int], jobs: int) -> dict[int, Notice]:
     """What notices each bug, by its number; each is played in a process of its own."""
-    useless: frozenset[Notice] = frozenset()
     found: dict[int, Notice] = {}
+    asked = [(bug, seeds) for bug in chosen]
     with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
-        left = list(chosen)
-        while left:
-            asked = [(bug, seeds, useless) for bug in left]
-            for bug, by in zip(left, pool.imap(noticed, asked, chunksize=1), strict=True):
-                found[bug.number] = by
-                print(f"{bug.number:3} {told(by):45} {bug.name}", flush=True)
-            new = frozenset(by for by in found.values() if by) - useless
-            fail = pool.apply(without, (new,))
-            if broken := [by[0] for by in fail if isinstance(by, tuple) and by[1] is None]:
-                raise PlantError(f"{broken[0]} fails undisturbed, without any bug")
-            if fail:
-                print(f"these fail without a bug as well: {sorted(fail, key=str)}")
-            useless |= fail
-            left = [bug for bug in left if found[bug.number] in fail]
+        for bug, by in zip(chosen, pool.imap(noticed, asked, chunksize=1), strict=True):
+            found[bug.number] = by
+            print(f"{bug.number:3} {told(by):45} {bug.name}", flush=True)
+        fail = pool.apply(without, (frozenset(by for by in found.values() if by),))
+    if fail:
+        raise PlantError(f"these fail without a bug as well: {sorted(map(str, fail))}")
     return found
 
 

@@ -215,7 +215,7 @@ def test_words_become_values_of_the_fields_types():
         ("a --rate", "--rate needs a value"),
         ("a --kind c", "`kind` should be 'a' or 'b', got 'c'"),
         ("a --fasst", "unknown option of wanted '--fasst'; did you mean '--fast'?"),
-        ("--preset x", "unknown preset of wanted 'x'"),
+        ("--preset x", "unknown option of wanted '--preset'"),
     ):
         with pytest.raises(ValueError, match=re.escape(words)):
             read(text)

@@ -137,7 +137,7 @@ def test_a_recipe_with_a_reward_of_ones_own_scores_by_it_and_its_commands_run(he
     assert recipe.eval is not None and recipe.eval.reward == recipe.rl.reward == "rewards.py:right"
     named = re.findall(r"^  trustclip (.*)$", out.out, re.MULTILINE)
     tried, planned, ran = map(shlex.split, named)
-    assert main([*tried, "--n", "2", "--max-tokens", "4"]) == 0
+    assert main([*tried, "--n", "2", "--rl.max-completion-length", "4"]) == 0
     out = capsys.readouterr().out
     assert "cut off at 4 tokens" in out and "no answer found" not in out, "her reward decides"
     assert main([*planned, "--rl.max-completion-length", "4"]) == 0

@@ -12,7 +12,7 @@ import yaml
 from method_cases import KNOWN, every_method, every_name, random_batch
 
 import trustclip as tc
-from trustclip.cli.arguments import method_from
+from trustclip.cli.commands.constraints import method_of
 
 
 @every_method
@@ -32,7 +32,7 @@ def test_command_line_round_trip(method: tc.Method) -> None:
     values = {k: v for k, v in one.to_dict().items() if k != "name"}
     texts = {k: yaml.safe_dump(v) if isinstance(v, dict) else str(v) for k, v in values.items()}
     flags = [part for k, v in texts.items() for part in (f"--{k.replace('_', '-')}", v)]
-    assert method_from(one.name, flags, "test") == (one, [])
+    assert method_of([one.name, *flags], "bounds") == one
 
 
 def scaled(method: tc.Method) -> tc.Method:

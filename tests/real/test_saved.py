@@ -93,7 +93,7 @@ def test_llama_cpp_computes_the_merged_models_log_probabilities(saved, tmp_path)
     with servers.llama_cpp(tmp_path, written(saved, tmp_path / "saved.gguf")) as url:
         said = [
             trustclip(
-                "doctor", "--sampler", f"--server={url}/v1", f"--model={model}", "--completions=4"
+                "doctor", "--sampler", f"--server={url}/v1", f"--model={model}", "--limit=4"
             ).stdout
             for model in (saved, "smollm2")
         ]

@@ -46,9 +46,7 @@ def evaluated(folder: Path, url: str, model: str) -> list[dict]:
 
 
 def judged(url: str) -> "subprocess.CompletedProcess[str]":
-    return trustclip(
-        "doctor", "--sampler", f"--server={url}/v1", "--model=smollm2", "--completions=8"
-    )
+    return trustclip("doctor", "--sampler", f"--server={url}/v1", "--model=smollm2", "--limit=8")
 
 
 def test_eval_asks_llama_cpp(llama, tmp_path):

@@ -299,7 +299,7 @@ def test_a_run_whose_constraint_is_inert_says_so_and_has_it_in_its_record(
     tmp_path, monkeypatch, capsys
 ):
     """By the command, from a model that knows nothing and learns from noise."""
-    from trustclip.cli.commands import experiments
+    from trustclip.cli.main import main
     from trustclip.support.jsonl import read_jsonl
     from trustclip.train import rl
 
@@ -308,7 +308,7 @@ def test_a_run_whose_constraint_is_inert_says_so_and_has_it_in_its_record(
     arguments = ["--max-steps", "5", "--method.delta", "50", "--trl.inert_patience", "3"]
     arguments += ["--reward-noise", "0.5"]
     out = tmp_path / "run"
-    assert experiments.rl(["--preset", "tiny", "--output-dir", str(out), *arguments]) == 0
+    assert main(["rl", "--preset", "tiny", "--output-dir", str(out), *arguments]) == 0
     (notice,) = [row for row in read_jsonl(out / "metrics.jsonl") if row["stage"] == "notice"]
     assert (notice["step"], notice["notice"]) == (3, "inert_constraint")
     assert "gate closed on no token" in notice["text"]

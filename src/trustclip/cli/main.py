@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from trustclip.cli import registry
-from trustclip.cli.registry import COMMANDS, command_of, function_of
+from trustclip.cli.registry import COMMANDS, command_of
 from trustclip.cli.streams import Tolerant, complain, discard_output, occupy_closed, write_readably
 from trustclip.support.consent import ALL, consent, names_in
 from trustclip.support.names import unknown
@@ -123,16 +123,13 @@ def _dispatch(name: str, rest: Sequence[str]) -> int:
         return 2
     missing = [package for package in CLI_PACKAGES if find_spec(package) is None]
     if missing:
-        complain(
-            f"trustclip {name}: {', '.join(missing)} not installed: "
-            f"pip install 'trustclip[{one.extra}]'."
-        )
-        return 2
+        install = f"pip install 'trustclip[{one.extra}]'"
+        raise ValueError(f"{', '.join(missing)} not installed: {install}.")
     _silence_warnings()
     # Names that the user has typed may be imported, those in files only with consent.
     names = names_in([argument for argument in rest if not os.path.exists(argument)])
     with consent(*([ALL] if ALLOW_CODE in rest else names)):
-        return function_of(name, one)([argument for argument in rest if argument != ALLOW_CODE])
+        return registry.call(name, one, [part for part in rest if part != ALLOW_CODE])
 
 
 def command() -> NoReturn:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from trustclip.cli.registry import command_of
 from trustclip.support.jsonl import plain
 from trustclip.support.marks import (
     Also,
@@ -138,7 +139,9 @@ def describe(cls: type) -> str:
 def help_of(cls: type, command: str, usage: str = "") -> str:
     """The help text of a command, for the class of its options; ``usage`` replaces its head."""
     options = sorted(options_of(cls), key=lambda one: (not one.required, _depth(cls, one)))
-    head = usage.strip() or f"usage: {_usage(options_of(cls), command)}\n\n{describe(cls)}".strip()
+    one = command_of(command)
+    does = describe(cls) or (f"{one.does[0].upper()}{one.does[1:]}." if one else "")
+    head = usage.strip() or f"usage: {_usage(options_of(cls), command)}\n\n{does}".strip()
     groups: dict[str, list[str]] = {"arguments": [], "options": []}
     for one in options:
         section = one.path.rpartition(".")[0]

@@ -6,7 +6,7 @@ holds it is imported for the help, so it should import nothing else.
 
 import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, entry_points, requires
 from typing import NamedTuple
@@ -20,8 +20,9 @@ KNOWN = {"trustclip-lab": ("lab", "arena", "theory", "tabular", "control", "pape
 class Command(NamedTuple):
     """A command: what it does, and the module that is imported when it is called."""
 
-    #: Dotted name of the module whose function, named like the command, takes the arguments and
-    #: returns the exit status.
+    #: Dotted name of the module with a function of the command's name, which takes the arguments;
+    #: or with a class so called, whose fields are the options. The call returns the exit status, or
+    #: nothing for 0.
     module: str
     does: str  # its help, a line without a full stop
     continues: bool = False  # whether the same command goes on after SIGTERM or Ctrl-C
@@ -113,10 +114,15 @@ def command_of(name: str) -> Command | None:
     return None if name.startswith("-") else COMMANDS.get(name) or added_commands().get(name)
 
 
-def function_of(name: str, one: Command) -> Callable[[Sequence[str]], int]:
-    """The function of a command."""
+def call(name: str, one: Command, argv: Sequence[str]) -> int:
+    """Call a command with its arguments; returns its exit status."""
     module = importlib.import_module(one.module)
-    return getattr(module, {"eval": "evaluate", "try": "attempt"}.get(name, name))
+    function = {"eval": "evaluate", "try": "attempt"}.get(name, name)
+    if hasattr(module, function):
+        return getattr(module, function)(argv) or 0
+    from trustclip.cli.arguments import parse
+
+    return parse(getattr(module, name.title()), argv, name)() or 0
 
 
 def extra(module: str) -> str | None:

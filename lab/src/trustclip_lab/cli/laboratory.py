@@ -2,10 +2,13 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from trustclip.cli.arguments import changes_of, parse, print_help, reads, split_option
+from trustclip.cli.arguments import changes_of, parse, print_help, split_option
+from trustclip.support.names import unknown
 from trustclip.support.terminal import Terminal, say
 
 LAB = """\
@@ -18,7 +21,7 @@ Methods on many seeds at once, of very small policies. The same command continue
 """
 
 
-def lab(argv: Sequence[str]) -> int:
+def lab(argv: Sequence[str]) -> None:
     """``trustclip lab [FILE]``: methods on many seeds at once, of very small policies."""
     from trustclip.train.shipped import locate
     from trustclip_lab.stack import LabSettings, load, run_lab
@@ -28,7 +31,6 @@ def lab(argv: Sequence[str]) -> int:
     if len(files) > 1:
         raise ValueError(f"give one file, got {len(files)}; see trustclip lab --help.")
     run_lab(load(locate(Path(files[0])) if files else None, changes), Terminal())
-    return 0
 
 
 ARENA = """\
@@ -46,7 +48,7 @@ A constraint of your own: --constraints '{mine: ...}' --reference mine --contras
 """
 
 
-def arena(argv: Sequence[str]) -> int:
+def arena(argv: Sequence[str]) -> None:
     """``trustclip arena FILE``: constraints tuned alike and compared on fresh seeds."""
     from trustclip.train.shipped import locate
     from trustclip_lab.arena.run import load, run_arena
@@ -57,56 +59,50 @@ def arena(argv: Sequence[str]) -> int:
     if len(files) != 1:
         raise ValueError(f"give one file, got {len(files)}; see trustclip arena --help.")
     run_arena(load(locate(Path(files[0])), changes), Terminal())
-    return 0
 
 
-def control(argv: Sequence[str]) -> int:
+def control(argv: Sequence[str]) -> None:
     """Methods in PPO on Gymnasium environments."""
     import torch
 
     from trustclip_lab.control import PRESETS, ControlSettings, run_control
 
-    settings = parse(ControlSettings, argv, "control", PRESETS)
+    settings = parse(ControlSettings, argv, "control", presets=partial(_preset, PRESETS))
     torch.set_num_threads(1)  # networks this small are slower on several
     run_control(settings, Terminal())
-    return 0
 
 
-@dataclasses.dataclass
-class Paper:
-    """The ATR-GRPO paper's tables, audited: every cell, test, interval and power, as JSON."""
-
-
-@reads(Paper)
-def paper(options: Paper) -> int:
-    """``trustclip paper``: which claims the paper's tables support, as JSON."""
-    from trustclip_lab.paper.audit import audit
-
-    say(json.dumps(audit().as_json(), indent=1, ensure_ascii=False))
-    return 0
-
-
-@dataclasses.dataclass
-class Theory:
-    """The paper's theorems, computed on both sides."""
-
-
-@reads(Theory)
-def theory(options: Theory) -> int:
-    """The paper's theorems, computed on both sides."""
-    from trustclip_lab.theory import run_theory
-
-    return run_theory(Terminal())
-
-
-def tabular(argv: Sequence[str]) -> int:
+def tabular(argv: Sequence[str]) -> None:
     """Methods on a bandit and a tree, where everything is exact."""
     import torch
 
     from trustclip_lab.tabular import PRESETS, TabularSettings, run_tabular
 
     rest, out = split_option(list(argv), "--out")
-    settings = parse(TabularSettings, rest, "tabular", PRESETS)
+    settings = parse(TabularSettings, rest, "tabular", presets=partial(_preset, PRESETS))
     torch.set_num_threads(1)  # tensors this small are slower on several
     run_tabular(settings, Terminal(), None if out is None else Path(out))
-    return 0
+
+
+def _preset(presets: Mapping[str, Any], name: str) -> dict[str, Any]:
+    if name not in presets:
+        raise ValueError(unknown("preset", name, presets))
+    return vars(presets[name])
+
+
+@dataclasses.dataclass
+class Paper:
+    """The ATR-GRPO paper's tables, audited: every cell, test, interval and power, as JSON."""
+
+    def __call__(self) -> None:
+        from trustclip_lab.paper.audit import audit
+
+        say(json.dumps(audit().as_json(), indent=1, ensure_ascii=False))
+
+
+@dataclasses.dataclass
+class Theory:
+    def __call__(self) -> int:
+        from trustclip_lab.theory import run_theory
+
+        return run_theory(Terminal())

@@ -1,12 +1,13 @@
 """Commands that train and evaluate; each takes arguments and returns an exit status."""
 
 import dataclasses
+import functools
 import pkgutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
-from trustclip.cli.arguments import changes_of, parse, reads, require, split_option
+from trustclip.cli.arguments import changes_of, parse, require
 from trustclip.support.marks import Argument
 from trustclip.support.terminal import Terminal, say
 from trustclip.train.settings.stages import (
@@ -21,6 +22,16 @@ T = TypeVar("T")
 
 #: Of each command, what follows its options in the help text: how they are used.
 EXAMPLES = {
+    "try": """\
+examples:
+  trustclip try smollm2 --dataset word-sums
+  trustclip try Qwen/Qwen3-0.6B --dataset problems.jsonl@[:100] --columns.prompt question --n 16
+  trustclip try recipe.yaml --n 16 --each 8 --rl.max-completion-length 512""",
+    "init": """\
+examples:
+  trustclip init
+  trustclip init --model smollm2 --dataset word-sums
+  trustclip init mine.yaml --model Qwen/Qwen3-0.6B --dataset sums.jsonl --columns.problem text""",
     "demo": """\
 examples:
   trustclip demo
@@ -54,26 +65,20 @@ examples:
 }
 
 
-def settings(cls: type[T], argv: Sequence[str], command: str, examples: str = "") -> T:
+def settings(cls: type[T], argv: Sequence[str], command: str) -> T:
     """Parse the settings of an experiment command; ``--help`` prints the options and exits.
 
     Beside options by name it takes ``--preset NAME``, ``--method.NAME VALUE`` for a hyper-parameter
-    and ``--trl.NAME VALUE`` for a field of TRL. The examples end the help text.
+    and ``--trl.NAME VALUE`` for a field of TRL.
     """
-    rest, name = split_option([*argv], "--preset")
+    from trustclip.train.files import build, preset
 
-    def fill(changes: dict[str, Any]) -> T:
-        from trustclip.support.settings import Source
-        from trustclip.train.files import build, preset
-
-        content = {} if name is None else preset(command, name)
-        return build(cls, content, Source(changes=changes))
-
-    return parse(cls, rest, command, fill=fill, examples=examples)
+    examples, presets = EXAMPLES.get(command, ""), functools.partial(preset, command)
+    return parse(cls, argv, command, presets=presets, make=build, examples=examples)
 
 
-def demo(argv: Sequence[str]) -> int:
-    options = settings(DemoSettings, argv, "demo", EXAMPLES["demo"])
+def demo(argv: Sequence[str]) -> None:
+    options = settings(DemoSettings, argv, "demo")
     require("transformers", "trl", "matplotlib", "jinja2")  # the last two of the page it ends with
     be_quiet()
     from trustclip.train.pipeline import demo as run
@@ -86,30 +91,30 @@ def demo(argv: Sequence[str]) -> int:
         page = write_page(directory.path, "A small policy learns")
         for label, name in (("summary", "summary.json"), ("report", page)):
             console.print(f"{label:>8}: {directory.path / name}", highlight=False)
-    return 0
 
 
-def sft(argv: Sequence[str]) -> int:
-    return _stage(SFTSettings, argv, "sft")
+def sft(argv: Sequence[str]) -> None:
+    _stage(SFTSettings, argv, "sft")
 
 
-def rl(argv: Sequence[str]) -> int:
+def rl(argv: Sequence[str]) -> int | None:
     rest, dry = _dry(argv)
     if not dry:
         return _stage(RLSettings, argv, "rl")
-    options = settings(RLSettings, rest, "rl", EXAMPLES["rl"])
+    options = settings(RLSettings, rest, "rl")
     be_quiet()
     from trustclip.train.preflight.dry_run import dry_rl
 
     return dry_rl(options, Terminal())
 
 
-def evaluate(argv: Sequence[str]) -> int:
+def evaluate(argv: Sequence[str]) -> None:
     if "--grade" in argv:
-        from trustclip.cli.commands.stored import regrade
+        from trustclip.cli.commands.stored import Grade
 
-        return regrade([argument for argument in argv if argument != "--grade"])
-    return _stage(EvalSettings, argv, "eval")
+        parse(Grade, [argument for argument in argv if argument != "--grade"], "eval --grade")()
+    else:
+        _stage(EvalSettings, argv, "eval")
 
 
 #: The function of each command that runs settings.
@@ -121,11 +126,10 @@ _RUNS = {
 }
 
 
-def _stage(cls: type, argv: Sequence[str], name: str) -> int:
-    options = settings(cls, argv, name, EXAMPLES[name])
+def _stage(cls: type, argv: Sequence[str], name: str) -> None:
+    options = settings(cls, argv, name)
     be_quiet()
     pkgutil.resolve_name(_RUNS[name])(options, Terminal())
-    return 0
 
 
 def _dry(argv: Sequence[str]) -> tuple[list[str], bool]:
@@ -158,7 +162,7 @@ SIGTERM or Ctrl-C saves and exits with status 0.
 Options of the sections: trustclip sft --help, trustclip rl --help, trustclip eval --help."""
 
 
-def run(argv: Sequence[str]) -> int:
+def run(argv: Sequence[str]) -> int | None:
     if not argv or {"-h", "--help"} & set(argv):
         say(RUN_USAGE)
         return 0 if argv else 2
@@ -182,7 +186,6 @@ def run(argv: Sequence[str]) -> int:
     directory = run_recipe(recipe, console)
     if directory.summary.get("finished"):
         console.print(f"for a page about it: trustclip report {directory.path}", highlight=False)
-    return 0
 
 
 RESUME_USAGE = """\
@@ -197,7 +200,7 @@ the start; with another schedule the command says what differs.
                  a recipe began the run"""
 
 
-def resume(argv: Sequence[str]) -> int:
+def resume(argv: Sequence[str]) -> int | None:
     if not argv or {"-h", "--help"} & set(argv):
         say(RESUME_USAGE)
         return 0 if argv else 2
@@ -214,13 +217,10 @@ def resume(argv: Sequence[str]) -> int:
     options = build(cls, content, Source(f"{folders[0]}/config.yaml", {}, changes))
     be_quiet()
     pkgutil.resolve_name(_RUNS[command])(options, Terminal())
-    return 0
 
 
 @dataclasses.dataclass
 class Suite:
-    """Methods x seeds x models, resumable, with a table of differences."""
-
     file: Argument[Path]
     """YAML file of the suite, or the name of one that comes with trustclip."""
     max_parallel: int | None = None
@@ -240,26 +240,26 @@ class Suite:
     dry_run: bool = False
     """List the runs without starting them."""
 
+    def __call__(self) -> int:
+        from trustclip.train.shipped import locate
+        from trustclip.train.suite import run_suite
+        from trustclip.train.suite.launchers.slurm import resources_of
 
-@reads(Suite)
-def suite(options: Suite) -> int:
-    from trustclip.train.shipped import locate
-    from trustclip.train.suite import run_suite
-    from trustclip.train.suite.launchers.slurm import resources_of
-
-    places = ("gpus", "cpus", "extra", "hours", "partition")
-    resources = {name: getattr(options, name) for name in places}
-    if options.on == "local" and not options.dry_run:
-        resources_of(options.on, resources)  # a wrong option is reported before a missing package
-        require("transformers", "trl", "datasets", "accelerate", "peft")  # or every run would fail
-    return run_suite(
-        locate(options.file),
-        Terminal(),
-        max_parallel=options.max_parallel,
-        on=options.on,
-        resources=resources,
-        dry_run=options.dry_run,
-    )
+        places = ("gpus", "cpus", "extra", "hours", "partition")
+        resources = {name: getattr(self, name) for name in places}
+        if self.on == "local" and not self.dry_run:
+            resources_of(self.on, resources)  # a wrong option is reported before a missing package
+            require(
+                "transformers", "trl", "datasets", "accelerate", "peft"
+            )  # or every run would fail
+        return run_suite(
+            locate(self.file),
+            Terminal(),
+            max_parallel=self.max_parallel,
+            on=self.on,
+            resources=resources,
+            dry_run=self.dry_run,
+        )
 
 
 @dataclasses.dataclass
@@ -274,19 +274,15 @@ class Recipes:
     """Print the JSON Schema of recipes or suites instead. An editor reads it where a file begins
     with "# yaml-language-server: $schema=recipe.json"."""
 
+    def __call__(self) -> None:
+        from trustclip.train.shipped import FOLDER, command_of, copy_shipped, shipped, title
 
-@reads(Recipes)
-def recipes(options: Recipes) -> int:
-    from trustclip.train.shipped import FOLDER, command_of, copy_shipped, shipped, title
-
-    if options.schema is not None:
-        say((FOLDER / "schema" / f"{options.schema}.json").read_text(encoding="utf-8"), end="")
-        return 0
-    if options.name is not None:
-        copy = copy_shipped(options.name, options.to)
-        command = command_of(shipped()[options.name])
-        say(f"{copy} is yours to change; then: trustclip {command} {copy}")
-        return 0
-    for name, path in shipped().items():
-        say(f"trustclip {command_of(path)} {name}\n    {title(path)}")
-    return 0
+        if self.schema is not None:
+            say((FOLDER / "schema" / f"{self.schema}.json").read_text(encoding="utf-8"), end="")
+        elif self.name is not None:
+            copy = copy_shipped(self.name, self.to)
+            command = command_of(shipped()[self.name])
+            say(f"{copy} is yours to change; then: trustclip {command} {copy}")
+        else:
+            for name, path in shipped().items():
+                say(f"trustclip {command_of(path)} {name}\n    {title(path)}")

@@ -4,15 +4,12 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated
 
-from trustclip.cli.arguments import reads
 from trustclip.support.marks import Also, Argument
 from trustclip.support.terminal import Terminal, say
 
 
 @dataclasses.dataclass
 class Tokens:
-    """Which tokens a constraint cut, completion by completion."""
-
     run: Argument[Path]
     """A run directory, or a file of tokens (.parquet, .jsonl)."""
     update: int | None = None
@@ -25,22 +22,19 @@ class Tokens:
     """Whose cuts to show: those of the run, or those that clip, clip_higher, atr, dppo, gspo or
     icepop with default settings would have made on the same tokens."""
 
+    def __call__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"--count must be at least 1, got {self.count}.")
+        from trustclip.report.token_console import print_tokens
 
-@reads(Tokens)
-def tokens(options: Tokens) -> int:
-    if options.count < 1:
-        raise ValueError(f"--count must be at least 1, got {options.count}.")
-    from trustclip.report.token_console import print_tokens
-
-    print_tokens(
-        options.run,
-        Terminal(highlight=False),
-        update=options.update,
-        worst=options.worst,
-        count=options.count,
-        constraint=options.constraint,
-    )
-    return 0
+        print_tokens(
+            self.run,
+            Terminal(highlight=False),
+            update=self.update,
+            worst=self.worst,
+            count=self.count,
+            constraint=self.constraint,
+        )
 
 
 @dataclasses.dataclass
@@ -55,18 +49,15 @@ class Microscope:
     open: bool = False
     """Show the page in the browser."""
 
+    def __call__(self) -> None:
+        if not self.out.absolute().parent.is_dir():
+            raise ValueError(f"--out {self.out}: the folder {self.out.parent} does not exist.")
+        from trustclip.report.microscope import token_page
+        from trustclip.support.jsonl import write_text
 
-@reads(Microscope)
-def microscope(options: Microscope) -> int:
-    if not options.out.absolute().parent.is_dir():
-        raise ValueError(f"--out {options.out}: the folder {options.out.parent} does not exist.")
-    from trustclip.report.microscope import token_page
-    from trustclip.support.jsonl import write_text
+        write_text(self.out, token_page(self.files, "Microscope"))
+        say(self.out)
+        if self.open:
+            import webbrowser
 
-    write_text(options.out, token_page(options.files, "Microscope"))
-    say(options.out)
-    if options.open:
-        import webbrowser
-
-        webbrowser.open(options.out.absolute().as_uri())
-    return 0
+            webbrowser.open(self.out.absolute().as_uri())

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from trustclip.cli.arguments import parse, split_option
+from trustclip.cli.arguments import parse, print_help, split_option
 from trustclip.support.marks import Metavar
 from trustclip.support.terminal import say
 
@@ -32,47 +32,43 @@ class Doctor:
     verl: Annotated[tuple[str, ...], Metavar("FILE.yaml")] = ()
     """Check a configuration of verl, resolved: its trainer prints it with --cfg job --resolve."""
     distributed: Annotated[tuple[str, ...], Metavar("RECIPE")] = ()
-    """Check the processes of a job, started by the launcher that will train, against a recipe or
-    against options: trustclip doctor --distributed --help."""
+    """Check the processes of a job, started by the launcher that will train, against a recipe
+    [--SECTION.NAME VALUE ...] or, without one, against options of trustclip rl."""
     sampler: Annotated[tuple[str, ...], Metavar("RECIPE|FILE.jsonl")] = ()
     """Compare the sampler with the trainer on the first completions of a recipe, or on recorded
-    ones; a running server with a model: trustclip doctor --sampler --server URL --model MODEL.
-    --length N estimates the damage at N tokens."""
+    ones. --length N estimates the damage at N tokens. A running server is compared with a model by
+    --sampler --server URL --model MODEL, with options of trustclip eval, such as --limit 32."""
+
+    def __call__(self) -> int:
+        import torch
+
+        from trustclip.constraints.schedule import Schedule
+        from trustclip.logs.writing.environment import environment
+
+        facts = environment()
+        devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        generation = self.steps_per_generation or self.gradient_accumulation_steps
+        schedule = Schedule(generation, self.num_iterations, self.gradient_accumulation_steps)
+        verdict = _can_act(self.method, schedule)
+        rows = facts["versions"] | {
+            "platform": facts["platform"],
+            "processor": facts["processor"],
+            "devices": f"{', '.join(devices) or 'CPU only'} ({facts['processors']} processors)",
+            "schedule": f"{schedule.updates_per_generation:g} updates per generation",
+            "constraint": verdict,
+        }
+        for name, text in rows.items():
+            say(f"{name:<14}{text}")
+        return int(verdict.startswith("cannot"))
 
 
 def doctor(argv: Sequence[str]) -> int:
-    if "--verl" in argv:
-        return _verl(argv[list(argv).index("--verl") + 1 :])
-    if "--sampler" in argv:
-        return _sampler([part for part in argv if part != "--sampler"])
-    if "--distributed" in argv:
-        from trustclip.cli.commands.preflight import distributed
-
-        found = distributed([part for part in argv if part != "--distributed"])
-        return 0 if found is None else _report(found)
-    options = parse(Doctor, argv, "doctor")
-    import torch
-
-    from trustclip.constraints.schedule import Schedule
-    from trustclip.logs.writing.environment import environment
-
-    facts = environment()
-    for name, version in facts["versions"].items():
-        say(f"{name:<14}{version}")
-    say(f"{'platform':<14}{facts['platform']}")
-    say(f"{'processor':<14}{facts['processor']}")
-    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    say(f"{'devices':<14}{', '.join(devices) or 'CPU only'} ({facts['processors']} processors)")
-    schedule = Schedule(
-        options.steps_per_generation or options.gradient_accumulation_steps,
-        options.num_iterations,
-        options.gradient_accumulation_steps,
-    )
-    say(f"{'schedule':<14}{schedule.updates_per_generation:g} updates per generation")
-    verdict = _can_act(options.method, schedule)
-    say(f"{'constraint':<14}{verdict}")
-    # Without options it reports on the machine; nobody has asked about a schedule.
-    return int(bool(argv) and verdict.startswith("cannot"))
+    print_help(argv, Doctor, "doctor")
+    for flag, check in (("--verl", _verl), ("--sampler", _sampler), ("--distributed", _launched)):
+        if flag in argv:
+            return check([part for part in argv if part != flag])
+    status = parse(Doctor, argv, "doctor")()
+    return status if argv else 0  # of the machine alone; nobody has asked about a schedule
 
 
 def _can_act(name: str, schedule: "Schedule") -> str:
@@ -97,27 +93,29 @@ def _verl(arguments: Sequence[str]) -> int:
     return _report(list(remarks(load(arguments), installed())))
 
 
+def _launched(arguments: Sequence[str]) -> int:
+    from trustclip.cli.commands.preflight import distributed
+
+    found = distributed(arguments)
+    return 0 if found is None else _report(found)
+
+
 def _sampler(arguments: Sequence[str]) -> int:
     """Compare sampler and trainer on recorded completions, or on the first ones of a recipe."""
-    arguments, length = _length(arguments)
-    if arguments and arguments[0].endswith(".jsonl"):
+    rest, text = split_option([*arguments], "--length")
+    if text is not None and not (text.isdigit() and int(text)):
+        raise ValueError(f"--length is a number of tokens, 1 or more; got {text!r}.")
+    length = int(text or 0)
+    if rest and rest[0].endswith(".jsonl"):
         from trustclip.logs.pairs import read_pairs
 
-        if arguments[1:]:
-            raise ValueError(f"a file of completions takes no options, got {arguments[1]}.")
-        return _report_verdict(read_pairs(Path(arguments[0])), length)
+        if rest[1:]:
+            raise ValueError(f"a file of completions takes no options, got {rest[1]}.")
+        return _report_verdict(read_pairs(Path(rest[0])), length)
     from trustclip.cli.commands.preflight import sampled
 
-    pairs, most, method = sampled(arguments)
+    pairs, most, method = sampled(rest)
     return _report_verdict(pairs, length or most, method)
-
-
-def _length(arguments: Sequence[str]) -> tuple[list[str], int]:
-    """The arguments without ``--length N``, and N; 0 where it is not given."""
-    rest, length = split_option([*arguments], "--length")
-    if length is not None and not (length.isdigit() and int(length)):
-        raise ValueError(f"--length is a number of tokens, 1 or more; got {length!r}.")
-    return rest, int(length or 0)
 
 
 def _report_verdict(pairs: "Pairs", length: int = 0, method: "Method | None" = None) -> int:

@@ -6,7 +6,6 @@ from typing import Any
 
 from rich.table import Table
 
-from trustclip.cli.arguments import reads
 from trustclip.support.marks import Argument
 from trustclip.support.terminal import Terminal, say
 from trustclip.support.text import percent
@@ -34,45 +33,40 @@ class Shadow:
     figure: Path | None = None
     """Write the matrix of the methods as a picture (SVG) to this file."""
 
+    def __call__(self) -> None:
+        if not self.methods.strip():
+            raise ValueError("--methods is empty: name at least one, or leave it out.")
+        from trustclip.constraints.base import methods as every
+        from trustclip.constraints.registry import as_method, method
+        from trustclip.constraints.shadow import shadow_methods
+        from trustclip.logs.watched import able, supplied, watch
 
-@reads(Shadow)
-def shadow(options: Shadow) -> int:
-    if not options.methods.strip():
-        raise ValueError("--methods is empty: name at least one, or leave it out.")
-    from trustclip.constraints.base import methods as every
-    from trustclip.constraints.registry import as_method, method
-    from trustclip.constraints.shadow import shadow_methods
-    from trustclip.logs.watched import able, supplied, watch
+        if self.suggest:
+            from trustclip.findings.suggest import suggest
 
-    if options.suggest:
-        from trustclip.findings.suggest import suggest
+            sought = as_method(yaml_list(self.suggest)[0])
+            return _print_suggestion(suggest(sought, self.share, self.logs))
+        fields, left_out = supplied(self.logs), {}
+        if self.methods == "all":
+            shadows, left_out = able([method(name) for name in every()], fields)
+        else:
+            shadows = shadow_methods(yaml_list(self.methods), fields, "this log")
+        (acting,) = shadow_methods(yaml_list(self.acting), fields, "this log")
+        result = watch(self.logs, shadows, acting)
+        _print_shadows(result)
+        for reason in left_out.values():
+            say(f"left out: {reason}")
+        if self.figure is not None:
+            from trustclip.findings.shadows import matrix
+            from trustclip.report.draw.figures import matrices
 
-        _print_suggestion(
-            suggest(as_method(yaml_list(options.suggest)[0]), options.share, options.logs)
-        )
-        return 0
-    fields, left_out = supplied(options.logs), {}
-    if options.methods == "all":
-        shadows, left_out = able([method(name) for name in every()], fields)
-    else:
-        shadows = shadow_methods(yaml_list(options.methods), fields, "this log")
-    (acting,) = shadow_methods(yaml_list(options.acting), fields, "this log")
-    result = watch(options.logs, shadows, acting)
-    _print_shadows(result, Terminal())
-    for reason in left_out.values():
-        say(f"left out: {reason}")
-    if options.figure is not None:
-        from trustclip.findings.shadows import matrix
-        from trustclip.report.draw.figures import matrices
-
-        grid = matrix(result.acting, result.metrics)
-        assert grid is not None  # there is at least one method
-        options.figure.write_text(matrices(grid.names, grid.panels), encoding="utf-8")
-        say(options.figure)
-    return 0
+            grid = matrix(result.acting, result.metrics)
+            assert grid is not None  # there is at least one method
+            self.figure.write_text(matrices(grid.names, grid.panels), encoding="utf-8")
+            say(self.figure)
 
 
-def _print_shadows(result: Any, console: Terminal) -> None:
+def _print_shadows(result: Any) -> None:
     say(
         f"{result.tokens:,} tokens of {result.completions:,} completions with an advantage; "
         f"{result.acting} cut {percent(result.metrics['gated'], 2)} % of them."
@@ -90,7 +84,7 @@ def _print_shadows(result: Any, console: Terminal) -> None:
         shares += [percent(of(label, key)) for key in ("precision", "recall", "jaccard")]
         cosine = of(label, "cosine")
         table.add_row(label, *shares, "-" if cosine is None else f"{cosine:.4f}")
-    console.print(table)
+    Terminal().print(table)
 
 
 def _print_suggestion(suggestion: Any) -> None:

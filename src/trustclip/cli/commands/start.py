@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rich.prompt import Prompt
+
 from trustclip.cli.arguments import changes_of
 from trustclip.cli.commands.experiments import be_quiet, settings
 from trustclip.support.terminal import Terminal, say
@@ -21,40 +23,41 @@ examples:
   trustclip init --model smollm2 --dataset word-sums
   trustclip init mine.yaml --model Qwen/Qwen3-0.6B --dataset sums.jsonl --columns.problem text"""
 
-#: Options of ``try`` that no recipe has.
-_OWN = ("n", "each")
-#: Where a recipe has what ``try MODEL`` calls otherwise.
-_IN_RECIPE = {
-    "max_tokens": "rl.max_completion_length",
-    **{name: f"rl.{name}" for name in ("reward", "temperature", "top_p", "dataset")},
+#: What ``init`` asks for on a terminal: the setting, the question, and what is meant by no answer.
+_QUESTIONS = {
+    "model": (
+        "Which model? A folder, a hub id owner/name, a GGUF file, smollm2 or tiny",
+        "smollm2",
+    ),
+    "dataset": (
+        "Which problems? A file (.jsonl, .json, .csv, .parquet), a hub id, gsm8k, word-sums",
+        "word-sums",
+    ),
 }
 
 
-def attempt(argv: Sequence[str]) -> int:
+def attempt(argv: Sequence[str]) -> None:
     positional, changes = changes_of(argv, TrySettings)
-    training, fine_tunes = None, False
+    recipe = None
     if len(positional) == 1 and Path(positional[0]).suffix in (".yaml", ".yml"):
         from trustclip.train.files import load_recipe
         from trustclip.train.shipped import locate
 
-        own = {name: changes.pop(name) for name in _OWN if name in changes}
-        changes = {_IN_RECIPE.get(name, name): value for name, value in changes.items()}
+        own = {name: changes.pop(name) for name in ("n", "each") if name in changes}
         recipe = load_recipe(locate(Path(positional[0])), changes)
-        training, fine_tunes = recipe.rl, recipe.sft is not None
         place = {"model": recipe.model, "seed": recipe.seed, "dtype": recipe.dtype}
-        options = TrySettings(dataset=training.dataset, **place, **own)
+        options = TrySettings(dataset=recipe.rl.dataset, **place, **own)
     else:
         options = settings(TrySettings, argv, "try", _TRY)
     be_quiet()
     from trustclip.train.trial import trial
 
-    trial(options, Terminal(), training)
-    if fine_tunes:
+    trial(options, Terminal(), recipe and recipe.rl)
+    if recipe and recipe.sft:
         say("This is the model before the recipe's fine-tuning, which comes first in a run.")
-    return 0
 
 
-def init(argv: Sequence[str]) -> int:
+def init(argv: Sequence[str]) -> None:
     options = settings(InitSettings, argv, "init", _INIT)
     be_quiet()
     from trustclip.train.checks import refuse
@@ -62,37 +65,20 @@ def init(argv: Sequence[str]) -> int:
     from trustclip.train.first import next_commands, write_recipe
     from trustclip.train.preflight.dry_run import dry_run
 
-    if sys.stdin.isatty():
-        options = _ask_missing(options)
-    missing = [f"--{name}" for name in ("model", "dataset") if getattr(options, name) is None]
-    if missing:
+    missing = [name for name in _QUESTIONS if getattr(options, name) is None]
+    if missing and not sys.stdin.isatty():
         raise ValueError(
-            f"without a terminal to ask in, give {' and '.join(missing)}, as in: trustclip init "
-            "--model smollm2 --dataset word-sums"
+            f"without a terminal to ask in, give --{' and --'.join(missing)}, as in: "
+            "trustclip init --model smollm2 --dataset word-sums"
         )
+    answers = {}
+    for name in missing:
+        question, default = _QUESTIONS[name]
+        answers[name] = Prompt.ask(question, default=default, console=Terminal())
+    options = replace(options, **answers)
     refuse(options)
     file = write_recipe(options)
-    console = Terminal()
-    dry_run(load_recipe(file), console, batch=False)
+    dry_run(load_recipe(file), Terminal(), batch=False)
     say(f"\nwritten to {file}; next:")
     for command in next_commands(options):
         say(f"  {command}")
-    return 0
-
-
-def _ask_missing(options: InitSettings) -> InitSettings:
-    if options.model is None:
-        say("Which model? A folder, a hub id owner/name, a GGUF file, smollm2 or tiny.")
-        options = replace(options, model=_ask("model", "smollm2"))
-    if options.dataset is None:
-        say("Which problems? A file (.jsonl, .json, .csv, .parquet), a hub id, gsm8k, word-sums.")
-        options = replace(options, dataset=_ask("data", "word-sums"))
-    return options
-
-
-def _ask(what: str, default: str) -> str:
-    say(f"{what} [{default}]: ", end="", flush=True)
-    try:
-        return input().strip() or default
-    except EOFError:
-        raise ValueError(f"no answer to: {what}. Give it as an option: see --help.") from None

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from trustclip.cli.arguments import parse, reads
+from trustclip.cli.arguments import parse
 from trustclip.support.marks import Argument
 from trustclip.support.terminal import say
 from trustclip.train.problems.decontaminate import DecontaminateConfig
@@ -14,34 +14,30 @@ from trustclip.train.problems.verify.extraction import Style
 
 @dataclasses.dataclass
 class Verify:
-    """Which files of a run are whole, changed or missing."""
-
     run: Argument[Path]
     """A run directory, finished or not."""
     json: bool = False
     """Print a JSON object instead of lines."""
 
+    def __call__(self) -> int:
+        from trustclip.train.runs.verify import verify as verify_run
 
-@reads(Verify)
-def verify(options: Verify) -> int:
-    from trustclip.train.runs.verify import verify as verify_run
-
-    result = verify_run(options.run)
-    if options.json:
-        head = {"run": str(options.run), "whole": result.whole, "finished": result.finished}
-        say(json.dumps({**head, "files": [vars(entry) for entry in result.checked]}, indent=1))
-    else:
-        width = max(len(entry.name) for entry in result.checked)
-        for entry in result.checked:
-            say(f"{entry.state:<10}  {entry.name:<{width}}  {entry.text}".rstrip())
-        state = "finished" if result.finished else "not finished"
-        say(f"{options.run} ({state}) is {result.conclusion}")
-    return 0 if result.whole else 1
+        result = verify_run(self.run)
+        if self.json:
+            head = {"run": str(self.run), "whole": result.whole, "finished": result.finished}
+            say(json.dumps({**head, "files": [vars(entry) for entry in result.checked]}, indent=1))
+        else:
+            width = max(len(entry.name) for entry in result.checked)
+            for entry in result.checked:
+                say(f"{entry.state:<10}  {entry.name:<{width}}  {entry.text}".rstrip())
+            state = "finished" if result.finished else "not finished"
+            say(f"{self.run} ({state}) is {result.conclusion}")
+        return 0 if result.whole else 1
 
 
 @dataclasses.dataclass
 class Grade:
-    """Re-grade stored completions."""
+    """Grade stored completions again: `trustclip eval --grade`."""
 
     samples: Argument[Path]
     """A run's folder or its samples.jsonl, or a CSV file with the columns answer and gold."""
@@ -50,26 +46,21 @@ class Grade:
     out: Path | None = None
     """Write the graded rows to this JSON-lines file."""
 
+    def __call__(self) -> None:
+        from trustclip.support.jsonl import append_jsonl
+        from trustclip.train.evaluation.offline import grade, read_samples
 
-def regrade(argv: Sequence[str]) -> int:
-    """`trustclip eval --grade`: stored answers, graded again."""
-    options = parse(Grade, argv, "eval --grade")
-    from trustclip.support.jsonl import append_jsonl
-    from trustclip.train.evaluation.offline import grade, read_samples
-
-    if options.out is not None and options.out.exists():
-        raise ValueError(f"{options.out} exists; choose another --out.")
-    rows, counts = grade(read_samples(options.samples), options.style)
-    right = sum(row["correct"] for row in rows)
-    say(f"{right} of {len(rows)} right ({right / len(rows):.1%})")
-    say(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
-    if options.out is not None:
-        append_jsonl(options.out, rows)
-    return 0
+        if self.out is not None and self.out.exists():
+            raise ValueError(f"{self.out} exists; choose another --out.")
+        rows, counts = grade(read_samples(self.samples), self.style)
+        right = sum(row["correct"] for row in rows)
+        say(f"{right} of {len(rows)} right ({right / len(rows):.1%})")
+        say(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+        if self.out is not None:
+            append_jsonl(self.out, rows)
 
 
-@reads(DecontaminateConfig)
-def decontaminate(options: DecontaminateConfig) -> int:
+def decontaminate(argv: Sequence[str]) -> int:
     from trustclip.train.problems.decontaminate import run
 
-    return run(options)
+    return run(parse(DecontaminateConfig, argv, "decontaminate"))

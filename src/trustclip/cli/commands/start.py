@@ -12,17 +12,11 @@ from trustclip.cli.commands.experiments import be_quiet, settings
 from trustclip.support.terminal import Terminal, say
 from trustclip.train.settings.stages import InitSettings, TrySettings
 
-_TRY = """\
-examples:
-  trustclip try smollm2 --dataset word-sums
-  trustclip try Qwen/Qwen3-0.6B --dataset problems.jsonl@[:100] --columns.prompt question --n 16
-  trustclip try recipe.yaml --n 16 --each 8"""
-_INIT = """\
-examples:
-  trustclip init
-  trustclip init --model smollm2 --dataset word-sums
-  trustclip init mine.yaml --model Qwen/Qwen3-0.6B --dataset sums.jsonl --columns.problem text"""
-
+#: Where a recipe has what ``try MODEL`` calls otherwise.
+_IN_RECIPE = {
+    "max_tokens": "rl.max_completion_length",
+    **{name: f"rl.{name}" for name in ("reward", "temperature", "top_p", "dataset")},
+}
 #: What ``init`` asks for on a terminal: the setting, the question, and what is meant by no answer.
 _QUESTIONS = {
     "model": (
@@ -44,11 +38,12 @@ def attempt(argv: Sequence[str]) -> None:
         from trustclip.train.shipped import locate
 
         own = {name: changes.pop(name) for name in ("n", "each") if name in changes}
+        changes = {_IN_RECIPE.get(name, name): value for name, value in changes.items()}
         recipe = load_recipe(locate(Path(positional[0])), changes)
         place = {"model": recipe.model, "seed": recipe.seed, "dtype": recipe.dtype}
         options = TrySettings(dataset=recipe.rl.dataset, **place, **own)
     else:
-        options = settings(TrySettings, argv, "try", _TRY)
+        options = settings(TrySettings, argv, "try")
     be_quiet()
     from trustclip.train.trial import trial
 
@@ -58,7 +53,7 @@ def attempt(argv: Sequence[str]) -> None:
 
 
 def init(argv: Sequence[str]) -> None:
-    options = settings(InitSettings, argv, "init", _INIT)
+    options = settings(InitSettings, argv, "init")
     be_quiet()
     from trustclip.train.checks import refuse
     from trustclip.train.files import load_recipe

@@ -20,11 +20,11 @@ _IN_RECIPE = {
 #: What ``init`` asks for on a terminal: the setting, the question, and what is meant by no answer.
 _QUESTIONS = {
     "model": (
-        "Which model? A folder, a hub id owner/name, a GGUF file, smollm2 or tiny",
+        "Which model: a folder, a hub id owner/name, a GGUF file, smollm2 or tiny",
         "smollm2",
     ),
     "dataset": (
-        "Which problems? A file (.jsonl, .json, .csv, .parquet), a hub id, gsm8k, word-sums",
+        "Which problems: a file (.jsonl, .json, .csv, .parquet), a hub id, gsm8k, word-sums",
         "word-sums",
     ),
 }
@@ -69,7 +69,10 @@ def init(argv: Sequence[str]) -> None:
     answers = {}
     for name in missing:
         question, default = _QUESTIONS[name]
-        answers[name] = Prompt.ask(question, default=default, console=Terminal())
+        try:
+            answers[name] = Prompt.ask(question, default=default, console=Terminal())
+        except EOFError:
+            raise ValueError(f"no answer to: {question}? Give --{name}: see --help.") from None
     options = replace(options, **answers)
     refuse(options)
     file = write_recipe(options)

@@ -12,7 +12,7 @@ from patience import until
 
 from trustclip.train.gguf import gguf_of
 from trustclip.train.models import base_of
-from trustclip.train.services import answers
+from trustclip.train.services import healthy
 
 HERE = Path(__file__).parent
 FILE = gguf_of("smollm2")
@@ -54,6 +54,6 @@ def vllm(folder: Path, **environment: str) -> Iterator[str]:
         "--host=127.0.0.1", "--enforce-eager", *words, **given,
     ) as it:  # fmt: skip
         url = f"http://127.0.0.1:{port}"
-        until(lambda: answers(f"{url}/health", healthy=True) or it.poll() is not None, pause=0.5)
+        until(lambda: healthy(url) or it.poll() is not None, pause=0.5)
         assert it.poll() is None, (folder / "server.log").read_text()[-3000:]
         yield url

@@ -11,6 +11,10 @@ from malicious import addresses, code, data, text  # noqa: F401  (they enter the
 from malicious.artefacts import ARTEFACTS, PAYLOAD, PAYLOAD_CODE, SECRET, hostile
 
 from trustclip.cli.main import main
+from trustclip.support.consent import ALL, consent
+from trustclip.train.files import load_recipe
+from trustclip.train.suite.plan import plan
+from trustclip.train.suite.run import _arguments
 
 _watching: list[tuple[str, object]] | None = None
 
@@ -97,58 +101,40 @@ def test_every_promise_names_tests_that_there_are():
             assert f"def {test}(" in known if mark else name in ARTEFACTS, name
 
 
-def test_a_program_that_loads_a_recipe_has_to_allow_its_code(folder):
-    from malicious.code import EVIL, recipe
-
-    from trustclip.train.files import load_recipe
-
-    path = Path(recipe(folder, method=EVIL))
-    with pytest.raises(ValueError, match="--allow-code"):
-        load_recipe(path)
+@contextlib.contextmanager
+def imported(folder):
+    """What is done inside imports the payload, which is then forgotten."""
     try:
-        load_recipe(path, allow_code=True)
+        yield
         assert PAYLOAD in sys.modules
     finally:
         sys.modules.pop(PAYLOAD, None)
         (folder / "IMPORTED").unlink()
+
+
+def test_a_program_that_loads_a_recipe_has_to_allow_its_code(folder):
+    path = Path(code.recipe(folder, method=code.EVIL))
+    with pytest.raises(ValueError, match="--allow-code"):
+        load_recipe(path)
+    with imported(folder):
+        load_recipe(path, allow_code=True)
 
 
 def test_with_consent_it_is_imported(folder, capsys):
     """The artefacts are not harmless for another reason."""
-    from malicious.code import EVIL, recipe
-
-    path = recipe(folder, method=EVIL)
+    path = code.recipe(folder, method=code.EVIL)
     sys.path.insert(0, str(folder))
-    try:
-        status = main(["doctor", "--distributed", path, "--allow-code"])
-        assert PAYLOAD in sys.modules
-    finally:
-        sys.modules.pop(PAYLOAD, None)
-        (folder / "IMPORTED").unlink()
-    assert status in (0, 1)
+    with imported(folder):
+        assert main(["doctor", "--distributed", path, "--allow-code"]) in (0, 1)
 
 
 def test_workers_of_a_suite_get_the_consent_that_it_has(folder):
-    from malicious.code import EVIL, suite
-
-    from trustclip.support.consent import ALL, consent
-    from trustclip.train.suite.plan import plan
-    from trustclip.train.suite.run import _arguments
-
-    own, other = {"m": {"name": EVIL}}, {"m": {"name": "atr"}}
-    try:
-        with consent(ALL):
-            jobs = [plan(Path(suite(folder, methods=m))).jobs[0] for m in (own, other)]
-    finally:
-        sys.modules.pop(PAYLOAD, None)
-        (folder / "IMPORTED").unlink()
+    own, other = {"m": {"name": code.EVIL}}, {"m": {"name": "atr"}}
+    with imported(folder), consent(ALL):
+        jobs = [plan(Path(code.suite(folder, methods=m))).jobs[0] for m in (own, other)]
     assert [_arguments(job)[2:] for job in jobs] == [["--allow-code"], []]
 
 
 def test_what_the_user_types_is_the_users_own_word(folder, capsys):
-    try:
+    with imported(folder):
         assert main(["bounds", f"{PAYLOAD}:Evil"]) == 0
-        assert PAYLOAD in sys.modules
-    finally:
-        sys.modules.pop(PAYLOAD, None)
-        (folder / "IMPORTED").unlink()

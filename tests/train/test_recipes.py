@@ -1,53 +1,21 @@
 """Recipes from the command line to the run directory, with the tiny model."""
 
 import json
-import math
 
 import pytest
 from commands import trustclip
 
 from trustclip.support.jsonl import append_jsonl, read_jsonl
-from trustclip.train.models import save_model
-from trustclip.train.tiny import tiny_model
 
 
-def test_rl_writes_a_run_directory_that_others_can_load(tmp_path):
-    run, start = tmp_path / "run", tmp_path / "start"
-    save_model(*tiny_model(3), start)  # knows nothing, and learns from noise
-    args = ("rl", "--preset", "tiny", "--max-steps", "6", "--seed", "3", "--output-dir", str(run))
-    args += ("--model", str(start), "--reward-noise", "0.5")
-    done = trustclip(*args, "--method", "clip_higher", "--method.high", "0.3", "--save-steps", "3")
-    assert done.returncode == 0, done.stderr
-    assert "rl 6/6" in done.stdout and "gated" in done.stdout
-    rows = [row for row in read_jsonl(run / "metrics.jsonl") if row["stage"] == "rl"]
-    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert all(math.isfinite(row["grad_norm"]) for row in rows)
-    assert max(row["grad_norm"] for row in rows) > 0
-    assert rows[1]["trustclip/off_policy"] > 0.5  # several updates per generation
-    samples = read_jsonl(run / "samples.jsonl")
-    assert len(samples) == 128 and {"id", "gold", "response", "reward", "step"} <= set(samples[0])
-    config = (run / "config.yaml").read_text()
-    assert "clip_higher" in config and "high: 0.3" in config
-    assert json.loads((run / "environment.json").read_text())["versions"]["trl"].startswith("1.")
-
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model = AutoModelForCausalLM.from_pretrained(run / "final")
-    assert model.config.model_type == "qwen3"
-    assert AutoTokenizer.from_pretrained(run / "final").chat_template
-    assert "high: 0.3" in (run / "final/README.md").read_text()
-    again = trustclip(*args)  # other settings: --method was left out
-    assert again.returncode == 2 and "choose another --output-dir" in again.stderr
-
-
-def problems_file(path, solutions=True):
+def problems_file(path):
     rows = [
         {
             "id": f"p{i}",
             "problem": f"What is ${i} \\cdot 2$? Prüfe: {i}·2 = ?",
             "answer": str(2 * i),
+            "solution": f"Twice {i} is {2 * i}.",
         }
-        | ({"solution": f"Twice {i} is {2 * i}."} if solutions else {})
         for i in range(40)
     ]
     append_jsonl(path, rows)

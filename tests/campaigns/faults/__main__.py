@@ -8,11 +8,12 @@ Prints counts as JSON and every seed that failed; the exit status is 1 if one ha
 import argparse
 import importlib
 import json
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import Any
 
 from . import IMPORTED
@@ -44,25 +45,16 @@ def play(campaign: str, seeds: Iterable[int]) -> dict[str, Any]:
 
 
 def shared(campaign: str, seeds: range, jobs: int) -> dict[str, Any]:
-    """`play` by several processes, each of which takes every so many-th hundred of the seeds."""
+    """`play` by several processes, each of which takes as many of the seeds."""
     size = -(-len(seeds) // jobs)
     parts = [seeds[start : start + size] for start in range(0, len(seeds), size)]
-    command = [sys.executable, "-m", __package__ or "", campaign, "--json"]
-    children = [
-        subprocess.Popen(
-            [*command, "--first", str(part[0]), "--seeds", str(len(part))],
-            stdout=subprocess.PIPE, text=True,
-        )
-        for part in parts
-    ]  # fmt: skip
     total: Counter[str] = Counter()
     found: dict[str, Any] = {"failures": {}}
-    for child in children:
-        told = json.loads(child.communicate()[0])
-        found["failures"] |= told.pop("failures")
-        constant = {k: v for k, v in told.items() if k.startswith("operations")}
-        total.update({k: v for k, v in told.items() if k not in constant})
-        found |= constant
+    with ProcessPoolExecutor(jobs) as pool:
+        for told in pool.map(partial(play, campaign), parts):
+            found["failures"] |= told.pop("failures")
+            found["operations of one process"] = told.pop("operations of one process")
+            total.update(told)
     return {**dict(sorted(total.items())), **found}
 
 
@@ -74,7 +66,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--minutes", type=float, help="no seed begins after them; one process")
-    parser.add_argument("--json", action="store_true", help="print nothing but the counts")
     asked = parser.parse_args()
     if asked.seed is not None:
         asked.first, asked.seeds = asked.seed, 1
@@ -86,9 +77,6 @@ def main() -> int:
         found = shared(asked.campaign, seeds, asked.jobs)
     else:
         found = play(asked.campaign, seeds)
-    if asked.json:
-        print(json.dumps(found))
-        return 0
     failures = found.pop("failures")
     print(
         json.dumps(

@@ -127,11 +127,6 @@ def explanation_of_a_run(folder):
     return ["explain", str(run(folder, {"name": EVIL}))]
 
 
-@artefact(0, "The gate cut")
-def explanation_of_a_run_with_a_part(folder):
-    return ["explain", str(run(folder, {"name": "penalty", "inner": EVIL}))]
-
-
 @artefact(0, "report")
 def report_of_a_run_with_a_part(folder):
     path = run(folder, {"name": "penalty", "inner": EVIL, "beta": 0.1})

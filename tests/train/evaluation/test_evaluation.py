@@ -155,18 +155,6 @@ def test_only_what_is_missing_is_sampled_again(tmp_path):
     assert recover(path, TASKS, PLAN) == []
 
 
-@pytest.mark.parametrize(
-    "changes, said", [({"k": 4}, "k=3, not 4"), ({"temperature": 0.5}, "temperature=1.0, not 0.5")]
-)
-def test_other_settings_do_not_continue_a_run(tmp_path, changes, said):
-    RunDirectory(tmp_path, "eval", settings(tmp_path)).summarize({})
-    with pytest.raises(ValueError, match=said):
-        run_evaluation(settings(tmp_path, **changes), quiet())
-    with pytest.raises(ValueError, match="command='eval', not 'rl'"):
-        RunDirectory.resumed(tmp_path, "rl", settings(tmp_path))
-    assert not (tmp_path / "samples.jsonl").exists()
-
-
 def test_backends_are_chosen_by_name(tmp_path):
     from trustclip.train.eval import open_backend
     from trustclip.train.evaluation.backends.served import Served

@@ -28,13 +28,6 @@ def test_problem_text_is_kept_and_the_obedient_answer_found(name):
     assert prompt_style(name).name == name
 
 
-def test_the_solution_style_names_every_tag():
-    system = messages("1+2", "solution")[0]
-    assert system["role"] == "system"
-    for tag in ("<start_working_out>", "<end_working_out>", "<SOLUTION>", "</SOLUTION>"):
-        assert tag in system["content"]
-
-
 def test_plain_is_the_problem_alone():
     assert messages("1+2", "plain") == [{"role": "user", "content": "1+2"}]
 

@@ -83,6 +83,8 @@ def test_a_setting_that_a_run_has_otherwise_is_told_with_both_values(tmp_path):
         ValueError, match=r"replay=False, not True; .* max_steps upwards, and changed_inputs"
     ):
         RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, replay=True))
+    with pytest.raises(ValueError, match="command='rl', not 'eval'"):
+        RunDirectory.resumed(tmp_path, "eval", settings(tmp_path))
 
 
 def test_what_a_run_says_of_its_settings_decides_what_is_essential(tmp_path):

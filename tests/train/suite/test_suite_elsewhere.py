@@ -10,39 +10,21 @@ import threading
 from typing import Any
 
 import pytest
-import yaml
 from patience import until
 from rich.console import Console
-from test_suite import SUITE, Folder
+from test_suite import Folder
 
 from trustclip.cli.main import main
 from trustclip.train.suite import run_suite
+from trustclip.train.suite.launchers import slurm
 from trustclip.train.suite.launchers.slurm import Resources, attend, resources_of
 
 NO_GPU = {"gpus": 0, "cpus": 1}
 
 
-SLURM = pytest.mark.skipif(
-    importlib.util.find_spec("submitit") is None, reason="needs submitit: the extra 'slurm'"
-)
-
-
 class Elsewhere(Folder):
     def run(self, **options: Any):
         return super().run(on="slurm", resources=NO_GPU, **options)
-
-    def small(self):
-        """Two runs, no SFT."""
-        recipe = yaml.safe_load((self.path / "recipe.yaml").read_text()) | {"sft": None}
-        methods = {name: SUITE["methods"][name] for name in ("atr", "clip")}
-        self.write(recipe, seeds=[0], methods=methods)
-
-    def begun(self):
-        return [f for f in self.out.glob("*-seed*/run.log") if "began at" in f.read_text()]
-
-    def workers(self):
-        files = self.out.glob("*-seed*/worker.json")
-        return [json.loads(text) for f in files if (text := f.read_text())]
 
 
 @pytest.fixture
@@ -50,19 +32,12 @@ def folder(tmp_path, monkeypatch):
     return Elsewhere(tmp_path, monkeypatch)
 
 
-@pytest.fixture
-def local_jobs(monkeypatch):
-    """Jobs of submitit's local executor."""
-    from trustclip.train.suite.launchers import slurm as on_slurm
-
-    before = on_slurm.Slurm.__init__
-    monkeypatch.setattr(on_slurm.Slurm, "__init__", lambda s, r: before(s, r, "local"))
-
-
 @pytest.mark.slow
-@SLURM
-@pytest.mark.usefixtures("local_jobs")
-def test_the_same_runs_table_and_resume_as_on_this_machine(folder):
+def test_the_same_runs_table_and_resume_as_on_this_machine(folder, monkeypatch):
+    """With jobs of submitit's local executor."""
+    pytest.importorskip("submitit", reason="needs submitit: the extra 'slurm'")
+    before = slurm.Slurm.__init__
+    monkeypatch.setattr(slurm.Slurm, "__init__", lambda s, r: before(s, r, "local"))
     folder.write(seeds=[0])
     said = folder.run()
     assert folder.status == 0, said
@@ -72,40 +47,13 @@ def test_the_same_runs_table_and_resume_as_on_this_machine(folder):
     text = (folder.out / "table.md").read_text()
     assert "--on slurm --gpus 0 --cpus 1" in text and "75.0" in text
     assert "update 8/8" in said and "clip-seed0" in said
-    places = folder.workers()
+    places = [json.loads(path.read_text()) for path in folder.out.glob("*-seed*/worker.json")]
     assert len(places) == 3 and all(p["host"] == os.uname().nodename for p in places)
     folder.run()
     assert folder.status == 0 and not (folder.control / "starts.txt").exists()
     folder.write(seeds=[0, 1])
     Folder.run(folder)  # and go on with it on this machine
     assert folder.status == 0 and len(folder.starts()) == 3
-
-
-@pytest.mark.slow
-@SLURM
-@pytest.mark.usefixtures("local_jobs")
-def test_asked_to_end_runs_save_and_the_next_call_continues(folder):
-    folder.small()
-    (folder.control / "hold").touch()
-
-    def interrupt():
-        until(lambda: folder.alive() == 2 and len(folder.workers()) == 2)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    folder.run()
-    thread.join()
-    assert folder.status == 128 + signal.SIGTERM
-    assert len(folder.events("interrupted")) == 2 and not folder.alive()
-    saved = list(folder.out.glob("*-seed*/state.json"))
-    assert len(saved) == 2
-    (folder.control / "hold").unlink()
-    folder.run()
-    assert folder.status == 0
-    for path in saved:
-        log = path.with_name("run.log").read_text().splitlines()
-        assert log[0] == "began at 0" and log[1] in ("began at 1", "began at 2")
 
 
 def test_a_worker_told_that_time_is_up_ends_its_run(folder):

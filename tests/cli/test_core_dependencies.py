@@ -26,6 +26,8 @@ LIBRARY = """
 import torch, trustclip as tc
 from trustclip.constraints.candidates import Candidates
 
+tc.policy_loss
+assert "torch._dynamo" not in sys.modules, "it doubles the time in which every command starts"
 x = torch.tensor([[0.3, -0.3, 0.01]])
 old = torch.full((1, 3, 2), 0.5).log()
 for name in tc.methods():
@@ -58,12 +60,6 @@ def without(
 def test_every_method_works_without_what_the_commands_need() -> None:
     done = without((*CLI_PACKAGES, "docstring_parser", "jinja2", "trl"), LIBRARY)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_loss_brings_no_compiler() -> None:
-    """It would double the time in which every command starts."""
-    code = "import trustclip as tc; tc.policy_loss; sys.exit('torch._dynamo' in sys.modules)"
-    assert without((), code).returncode == 0
 
 
 @pytest.mark.parametrize("package", CLI_PACKAGES)

@@ -44,16 +44,6 @@ def test_a_trial_of_own_data_and_rewards(here, capsys):
     assert "What is 4 + 4?" in out and "gold answer 8" in out and "completion 2: reward 8" in out
 
 
-def test_no_text_of_strangers_reaches_the_terminal_as_it_is(here, capsys):
-    long = "x" * 2000
-    row = {"problem": f"\x1b[2J\x1b]0;owned\x07What is 1 + 1? {long}", "answer": "2"}
-    Path("evil.jsonl").write_text(json.dumps(row) + "\n")
-    assert main(["try", "tiny", "--dataset", "evil.jsonl", "--n", "1", "--max-tokens", "2"]) == 0
-    out = capsys.readouterr().out
-    assert "\x1b" not in out and "<U+001B>[2J" in out
-    assert "more characters" in out and long not in out
-
-
 @pytest.mark.parametrize(
     ("command", "told"),
     [

@@ -171,33 +171,3 @@ def test_agreement_with_the_exact_gate() -> None:
     assert "agreement/recall" not in tc.policy_loss(tc.method("clip"), batch).metrics
     exact = tc.policy_loss(tc.method("full_kl"), batch).metrics
     assert "agreement/recall" not in exact  # it is its own yardstick
-
-
-def test_micro_batches_and_ranks_add_up() -> None:
-    torch.manual_seed(0)
-    old = -torch.rand(8, 6, dtype=DOUBLE) * 4
-    whole = tc.TokenBatch(
-        old + 0.3 * torch.randn(8, 6, dtype=DOUBLE), old, torch.randn(8, 6, dtype=DOUBLE),
-        torch.rand(8, 6) > 0.2,
-    )  # fmt: skip
-    parts = [
-        tc.TokenBatch(
-            *(getattr(whole, n)[i : i + 2] for n in ("logp", "logp_old", "advantages", "mask"))
-        )
-        for i in range(0, 8, 2)
-    ]
-    method, window, once = tc.method("atr"), diagnostics.Window(), diagnostics.Window()
-    for part in parts:
-        window.add(part, method.surrogate(part), method)
-    once.add(whole, method.surrogate(whole), method)
-    assert window.read() == pytest.approx(once.read(), rel=1e-9)
-
-
-def test_metrics_are_made_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    monkeypatch.setattr(diagnostics, "token_metrics", lambda *_: made.append(1) or {"gated": ()})
-    logp = torch.full((1, 3), -1.0, requires_grad=True)
-    loss = tc.policy_loss("atr", tc.TokenBatch(logp, logp, torch.ones(1, 3), logp < 0))
-    loss.value.backward()
-    assert not made
-    assert loss.metrics is loss.metrics and made == [1]

@@ -75,17 +75,6 @@ def test_every_method_and_composition_is_right(method: tc.Method) -> None:
     assert found, str(found)
 
 
-@pytest.mark.parametrize("name", ["icepop", "kpop", "erc", "both"])
-def test_a_mask_around_a_sequence_drops_some_of_it(name: str) -> None:
-    """The comparison above is not empty: tokens are dropped whose neighbours are kept."""
-    for inner in INNER:
-        method = next(one for one in around(inner) if one.name == name)
-        batch = tokens(method, "of the sequence")
-        dropped = ~method.surrogate(batch).kept & batch.mask & (batch.advantages != 0)
-        trained = tc.coefficient(method, batch) != 0
-        assert (dropped.any(dim=1) & trained.any(dim=1)).any(), inner
-
-
 @pytest.mark.parametrize("inner", [one for one in INNER if one["name"] == "gspo"])
 def test_a_weight_around_a_sequence_is_the_tokens_own(inner: dict) -> None:
     method = tc.method("tis", inner=inner)

@@ -56,13 +56,6 @@ def test_a_method_is_built_once_from_the_flag_to_the_first_gate(tmp_path, monkey
     assert len(built) == 1 and built[0].delta == 0.05
 
 
-def test_a_recipe_with_a_change_builds_its_method_once(tmp_path, built):
-    recipe = load_recipe(written(tmp_path), {"method.delta": 0.02})
-    assert [recipe.rl.method] == built
-    RLSettings(model="tiny", output_dir=tmp_path, **vars(recipe.rl))
-    assert len(built) == 1
-
-
 SPELLINGS = [
     ["--method", "atr", "--method.delta", "0.05"],
     ["--method.delta=0.05"],
@@ -127,14 +120,6 @@ def test_the_trl_configuration_takes_a_name_a_mapping_and_a_method(tmp_path, bui
         assert config(tmp_path, method=given).method == want
     assert config(tmp_path, method=want).method is want
     assert config(tmp_path).method == config(tmp_path, method="atr").method == tc.method("atr")
-
-
-def test_the_trl_configuration_serialises_and_comes_back(tmp_path):
-    args = config(tmp_path, method={"name": "atr", "delta": 0.05})
-    values = json.loads(args.to_json_string())
-    assert values["method"] == tc.method("atr", delta=0.05).to_dict()
-    again = type(args)(**{name: args.to_dict()[name] for name in ("output_dir", "method", *TRL)})
-    assert again.method == args.method
 
 
 def test_the_parser_of_transformers_takes_the_method_as_text(tmp_path):

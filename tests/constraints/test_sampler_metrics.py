@@ -247,10 +247,9 @@ def test_engines_that_call_a_loss_get_means_of_their_micro_batch() -> None:
 
 
 def test_trl_reports_a_sampler_that_differs_and_the_worst_tokens(tmp_path) -> None:
-    from datasets import Dataset
-    from trl_runs import COMMON, PROMPTS, fresh_model, share_of_even_digits
+    from trl_runs import build
 
-    from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
+    from trustclip.engines.trl import ConstrainedGRPOTrainer
 
     rows, first, added = [], [], []
 
@@ -277,16 +276,9 @@ def test_trl_reports_a_sampler_that_differs_and_the_worst_tokens(tmp_path) -> No
             output["sampling_per_token_logps"] = sampled + shift
             return {**output, "generated": output["generated"] - 2}
 
-    model, tokenizer = fresh_model()
     torch.manual_seed(0)
-    settings = {**COMMON, "max_steps": 2, "skip_zero_advantage": False}
-    trainer = Foreign(
-        model=model,
-        reward_funcs=share_of_even_digits,
-        args=ConstrainedGRPOConfig(str(tmp_path), method="clip", **settings),
-        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
-        processing_class=tokenizer,
-    )
+    settings = {"method": "clip", "max_steps": 2, "skip_zero_advantage": False}
+    trainer = build(tmp_path, None, Foreign, **settings)
     trainer.recorder = Rows()
     trainer.mismatch.listener = first.append
     trainer.train()
@@ -309,5 +301,5 @@ def test_trl_reports_a_sampler_that_differs_and_the_worst_tokens(tmp_path) -> No
     assert len(worst) == 10 and worst[0]["position"] == 1
     assert worst[0]["logp_rollout"] - worst[0]["logp_old"] == pytest.approx(-3.0, abs=1e-4)
     assert {w["position"] for w in worst[1:]} == {0}
-    assert worst[0]["text"] == tokenizer.decode([worst[0]["token"]])
+    assert worst[0]["text"] == trainer.processing_class.decode([worst[0]["token"]])
     json.dumps(rows)

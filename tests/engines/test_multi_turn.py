@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from test_examples import loaded
+from trl_runs import build
 
 from trustclip.logs.recognise import token_rows
 from trustclip.support.jsonl import read_jsonl
@@ -95,20 +96,5 @@ def test_each_turn_has_its_own_ratio_and_gate(example, tmp_path, monkeypatch):
 
 
 def test_a_completion_without_a_reply_has_no_turns(tmp_path):
-    import trl_runs
-    from datasets import Dataset
-
-    from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
-
-    model, tokenizer = trl_runs.fresh_model()
-    args = ConstrainedGRPOConfig(
-        str(tmp_path), **{**trl_runs.COMMON, "method": {"name": "clip", "level": "turn"}}
-    )
     with pytest.raises(ValueError, match="no tools and no rollout_func reply to it"):
-        ConstrainedGRPOTrainer(
-            model,
-            reward_funcs=trl_runs.share_of_even_digits,
-            args=args,
-            train_dataset=Dataset.from_dict({"prompt": trl_runs.PROMPTS}),
-            processing_class=tokenizer,
-        )
+        build(tmp_path, method={"name": "clip", "level": "turn"})

@@ -645,18 +645,3 @@ def test_what_an_engine_cannot_supply_is_refused() -> None:
         custom_loss("full_kl")
     with pytest.raises(ValueError, match="did you mean 'delta'"):
         custom_loss("atr", dleta=1)
-
-
-def test_where_old_is_the_sampler_a_correction_would_do_nothing() -> None:
-    from trustclip.engines.tinker import custom_loss
-
-    for engine in ("Tinker", "prime-rl"):
-        for name in ("tis", "icepop"):
-            text = refusal(tc.method(name), ENGINES[engine])
-            assert text and f"'{name}' would do nothing; name its inner method" in text
-        nested = tc.method("opsm", inner="tis", anchor="rollout")
-        assert "'tis' would do nothing" in (refusal(nested, ENGINES[engine]) or "")
-        for name in ("dppo", "opsm", "trm", "vespo"):
-            assert refusal(tc.method(name, anchor="rollout"), ENGINES[engine]) is None
-    with pytest.raises(ValueError, match="in Tinker they are the same"):
-        custom_loss("tis")

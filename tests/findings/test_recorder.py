@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from trl_runs import COMMON, PROMPTS, fresh_model, share_of_even_digits
+from trl_runs import COMMON, PROMPTS, build, share_of_even_digits
 
 import trustclip as tc
 from trustclip.logs.answers import answer_rows
@@ -29,23 +29,19 @@ def longer(completions, **_):
 def trainer_of(folder, out, *, stock=False, callbacks=(), recorder=None, **settings):
     from datasets import Dataset
 
-    from trustclip.engines.trl import ConstrainedGRPOConfig, observe
+    from trustclip.engines.trl import observe
     from trustclip.train.trainers import DurableGRPOTrainer
 
-    torch.set_num_threads(1)
-    config, kind = stock_classes() if stock else (ConstrainedGRPOConfig, DurableGRPOTrainer)
-    model, tokenizer = fresh_model()
+    classes = stock_classes() if stock else (None, DurableGRPOTrainer)
     if not stock:
         settings = {"method": "atr", "decoder": "transformers", **settings}
     recorder = recorder or tc.Recorder(folder, tokens_every=2, tokens_completions=4)
-    trainer: Any = kind(
-        model=model,
-        reward_funcs=[share_of_even_digits, longer],
-        args=config(str(out), **{**COMMON, **settings}),
-        train_dataset=Dataset.from_dict({"prompt": PROMPTS, "answer": ["4"] * len(PROMPTS)}),
-        processing_class=tokenizer,
-        callbacks=[recorder, *callbacks],
-    )
+    given = {
+        "reward_funcs": [share_of_even_digits, longer],
+        "train_dataset": Dataset.from_dict({"prompt": PROMPTS, "answer": ["4"] * len(PROMPTS)}),
+        "callbacks": [recorder, *callbacks],
+    }
+    trainer = build(out, *classes, given=given, **settings)
     return (observe(trainer) if stock else trainer), recorder
 
 
@@ -180,18 +176,8 @@ def test_a_folder_is_used_once(tmp_path):
 
 
 def test_a_stock_trainer_must_be_observed(tmp_path):
-    from datasets import Dataset
-
-    model, tokenizer = fresh_model()
-    config, kind = stock_classes()
-    trainer = kind(
-        model=model,
-        reward_funcs=longer,
-        args=config(str(tmp_path / "out"), **COMMON),
-        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
-        processing_class=tokenizer,
-        callbacks=[tc.Recorder(tmp_path / "run")],
-    )
+    recorder = tc.Recorder(tmp_path / "run")
+    trainer = build(tmp_path / "out", *stock_classes(), given={"callbacks": [recorder]})
     with pytest.raises(ValueError, match=r"call observe\(trainer\) on the stock trainer"):
         trainer.train()
     assert not (tmp_path / "run").exists()

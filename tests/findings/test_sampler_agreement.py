@@ -14,7 +14,7 @@ from trustclip.constraints.sampler import Pairs
 from trustclip.engines.trl.recording.mismatch import Mismatch
 from trustclip.findings.facts import FEWEST_TOKENS as FEWEST
 from trustclip.findings.live.first import FirstCompletions
-from trustclip.findings.mismatch.agreement import TITLES, compare
+from trustclip.findings.mismatch.agreement import compare
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.settings.stages import DemoSettings
 
@@ -74,39 +74,7 @@ def pairs(drawn_from: Tensor, said: Tensor, trainer: Tensor) -> Pairs:
     )
 
 
-def noisy(z: Tensor, size: float, seed: int = 4) -> Tensor:
-    """Logits with noise: what half precision makes, most on improbable tokens."""
-    return z + size * torch.randn(z.shape, generator=torch.Generator().manual_seed(seed))
-
-
-def padded(z: Tensor) -> Tensor:
-    """With 64 more rows of an output head that nobody trained."""
-    return torch.cat([z, torch.zeros(len(z), 64)], dim=-1).log_softmax(-1)
-
-
-def test_the_exact_sampler() -> None:
-    z = logp(logits())
-    found = compare(pairs(z, z, z))
-    assert found.name == "none" and not found.troubles and "to the bit" in found.sentence
-
-
-@pytest.mark.parametrize("size", [0.04, 0.14, 0.16])
-def test_half_precision_of_a_real_engine_is_named_and_training_goes_on(size) -> None:
-    """vLLM in bfloat16 was 0.032 to 0.038 nats from its trainer, p95 0.11, sd 0.05."""
-    said = logp(noisy(logits(), size))
-    seen = pairs(said, said, logp(logits()))
-    d = seen.trainer - seen.sampler
-    if size > 0.1:
-        assert 0.03 < d.abs().mean() < 0.045 and 0.04 < d.std() < 0.085
-        improbable = seen.trainer < math.log(0.1)
-        assert d[improbable].abs().mean() > 2 * d[seen.trainer > math.log(0.5)].abs().mean()
-    found = compare(seen)
-    assert found.name == "precision" and not found.troubles, found.sentence
-    assert "half precision" in TITLES[found.name] and "bfloat16" in found.sentence
-    assert "alike" not in found.sentence.partition("Training")[0]
-
-
-@pytest.mark.parametrize("temperature", [0.3, 0.6, 0.8, 0.95, 1.2, 1.5])
+@pytest.mark.parametrize("temperature", [0.3, 0.8, 0.95, 1.5])
 @pytest.mark.parametrize("undone", [True, False], ids=["sampler scales", "trainer scales"])
 def test_a_temperature_is_recognised_and_estimated(temperature, undone) -> None:
     plain, scaled = logp(logits()), logp(logits(), temperature=temperature)
@@ -132,14 +100,6 @@ def test_a_truncated_sampler_finds_every_token_likelier(options, noise) -> None:
     if "top_p" in options and not noise:
         told = float(found.sentence.partition("top_p of about ")[2].partition(",")[0])
         assert told == pytest.approx(options["top_p"], abs=0.02)
-
-
-def test_rows_of_padding_in_the_trainer_look_like_a_truncated_sampler_and_the_text_says_so() -> (
-    None
-):
-    z = logits()
-    found = compare(pairs(logp(z), logp(z), padded(z)))
-    assert found.name == "truncation" and "rows of padding" in found.sentence
 
 
 def test_a_few_huge_outliers_are_tokens_and_not_the_model() -> None:
@@ -218,6 +178,7 @@ def test_doctor_on_recorded_completions(tmp_path, capsys) -> None:
         del row["entropy"]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert main(["doctor", "--sampler", str(file)]) == 0
+    assert "agree to the bit" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

@@ -57,16 +57,6 @@ def test_values_and_gradients(cap: float | None, biased: bool, trained: tuple[bo
         assert (got - want).abs().max() <= 1e-12 * want.abs().max()
 
 
-def test_gradcheck() -> None:
-    hidden, weight, ids, bias = inputs(tokens=3, vocabulary=20, width=3)
-    leaves = [x.requires_grad_() for x in (hidden, weight, bias)]
-
-    def values(h, w, b) -> Any:
-        return selected_logprobs(h, Head.of(w, b, temperature=T, scale=SCALE, softcap=CAP), ids)
-
-    assert torch.autograd.gradcheck(values, leaves)
-
-
 @pytest.mark.parametrize("order", ["old_new", "new_old"])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_the_exact_kl(order: Any, frozen: bool) -> None:

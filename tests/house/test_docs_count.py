@@ -1,7 +1,6 @@
 """No block of code and no picture of the documentation stands there unaccounted for."""
 
 import ast
-import importlib.util
 import json
 import re
 import shlex
@@ -121,52 +120,6 @@ def test_every_picture_has_the_commands_that_make_it():
     for picture, lines in made.items():
         assert (ROOT / picture).exists() and lines
         assert not [said for line in lines if (said := shell_line(line))]
-
-
-def test_a_page_is_in_the_tree_and_found_under_its_heading():
-    text = (DOCS / "index.md").read_text("utf-8")
-    trees = dict(re.findall(r":caption: (\w+)\n\n((?:[\w/-]+\n)+)", text))
-    assert [*trees] == [
-        "Start", "Concepts", "Methods", "Guides", "Engines", "Experiments", "Laboratory",
-        "Reference", "Help", "Project",
-    ]  # fmt: skip
-    listed = [page for tree in trees.values() for page in tree.split()]
-    own = {
-        page.relative_to(DOCS).with_suffix("").as_posix()
-        for page in PAGES
-        if page.is_relative_to(DOCS)
-    }
-    assert len(listed) == len(set(listed)) and own - {"index"} <= set(listed) | {"reference/recipe"}
-    for caption, pages in {
-        "Guides": "choose diagnostics bring-your-own extend multi-turn evaluate resume",
-        "Experiments": "experiments results",
-        "Laboratory": "lab/index lab/arena lab/control lab/tabular lab/paper lab/theory",
-        "Reference": "reference/api reference/commands reference/recipe reference/metrics",
-        "Help": "troubleshooting papers decisions project/changes",
-    }.items():
-        under = trees[caption].split()
-        assert set(pages.split()) <= set(under), caption
-
-
-@pytest.mark.skipif(not find_spec("sphinx"), reason="Sphinx is not installed")
-def test_every_metric_is_on_its_page(monkeypatch):
-    monkeypatch.setattr(sys, "path", [str(DOCS), *sys.path])
-    text = import_module("extensions.generated").metrics_page()
-    for group in import_module("extensions.metrics").GROUPS.values():
-        part = text.partition(f"## {group.title}\n")[2].partition("\n## ")[0]
-        rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|", part, re.M)
-        assert [row[0] for row in rows] == [metric.name for metric in group.metrics]
-        assert all(all(cell.strip() for cell in row) for row in rows)
-
-
-def test_badges_say_what_the_package_says():
-    spec = importlib.util.spec_from_file_location("badges", DOCS / "badges.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    for file, text in module.badges(ROOT).items():
-        assert (DOCS / "badges" / file).read_text("utf-8") == text, "python docs/badges.py"
-    assert (ROOT / ".github/workflows/ci.yml").exists()
 
 
 def test_what_programs_read_names_pages_commands_and_files_that_exist():

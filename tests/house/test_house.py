@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 

@@ -51,12 +51,6 @@ LOSS = """
 def loss(logp, advantages, mask):
     return -(logp * advantages * mask).sum()
 """
-#: A command that imports a module of the program where nobody sees it.
-PLANTED = """
-import trustclip.cli.commands.constraints as module
-own = module.bounds
-module.bounds = lambda argv: [__import__("trustclip.train.shipped"), own(argv)][1]
-"""
 
 
 @pytest.fixture
@@ -71,21 +65,11 @@ def folder(tmp_path):
     return tmp_path
 
 
-def called(folder, lines, first=""):
-    """Of each line its exit status and the modules of the program that it loaded."""
-    code = first + CALLS.format(lines=lines)
+def test_no_command_of_the_library_loads_the_training_program(folder):
+    assert {line.split()[0] for line in LINES} == set(LIBRARY)
+    code = CALLS.format(lines=LINES)
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = map(json.loads, (folder / "calls.jsonl").read_text().splitlines())
-    return {line: (status, loaded) for line, status, loaded in rows}
-
-
-def test_no_command_of_the_library_loads_the_training_program(folder):
-    assert {line.split()[0] for line in LINES} == set(LIBRARY)
-    calls = called(folder, LINES)
+    calls = {line: (status, loaded) for line, status, loaded in rows}
     assert calls == dict.fromkeys(LINES, (0, []))
-
-
-def test_a_hidden_import_of_the_program_is_seen(folder):
-    calls = called(folder, ("bounds atr", "methods"), PLANTED)
-    assert "trustclip.train.shipped" in calls["bounds atr"][1] and not calls["methods"][1]

@@ -165,12 +165,6 @@ def test_what_is_quoted_is_what_the_committed_tables_say() -> None:
     assert "nothing was learned" in told["none"] and "sign flips 2/64" in told["none"]
 
 
-def test_no_page_has_a_gain_over_none_without_the_loss_to_clip() -> None:
-    for page in (report.README, *(report.ROOT / "docs").rglob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        assert "`atr` − `none`" not in text or "`atr` − `clip`" in text, page
-
-
 def test_what_remains_is_exactly_what_the_tables_lack(tmp_path: Path) -> None:
     import smollm2
     import yaml

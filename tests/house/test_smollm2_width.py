@@ -155,24 +155,6 @@ def test_contrasts_are_paired_t_tests_with_holms_correction_over_four(tmp_path: 
         assert family[name].p == pytest.approx(before)
 
 
-def test_the_simulation_has_the_spread_of_the_committed_blocks(tmp_path: Path) -> None:
-    import smollm2_report
-
-    area = smollm2_report.read(smollm2_report.FOLDER).area  # [arms, rates, blocks]
-    healthy = np.stack([*area[:3, 0], area[1, 1]])
-    beside = healthy - healthy.mean(axis=0)
-    beside -= beside.mean(axis=1, keepdims=True)
-    freedom = np.prod(np.array(healthy.shape) - 1)
-    assert pytest.approx(healthy.mean(axis=0).std(ddof=1), abs=0.0005) == report.BLOCK
-    assert pytest.approx(np.sqrt((beside**2).sum() / freedom), abs=0.0005) == report.HEALTHY
-    assert pytest.approx((area[0, 1] - area[2, 1]).std(ddof=1), abs=0.0005) == report.SHAPES
-    table = report.power(3, 50)
-    assert table.splitlines()[0] in (report.ROOT / "docs/smollm2-width-plan.md").read_text(
-        encoding="utf-8"
-    )
-    assert len(table.splitlines()) == 8
-
-
 @pytest.mark.parametrize(
     ("value", "sign", "p", "p_equivalent", "word"),
     [

@@ -364,57 +364,6 @@ def test_the_ledger_is_that_of_dense_gradients(name: str, kept: int, partial: bo
     assert "drift/size" not in token_metrics(batch, method.surrogate(batch), tc.method("gspo"))
 
 
-def pulls(inner: Any, seed: int) -> list[float]:
-    """What the drift takes from KL(sampler || policy) where the old policy is the sampler.
-
-    For A = 1 and A = -1, by a step of the natural gradient itself: no formula of the library's.
-    """
-    dense = Dense.drawn(seed)
-    dense = dataclasses.replace(dense, old=dense.sampler)
-    found = []
-    for a in (1.0, -1.0):
-        dense = dataclasses.replace(dense, advantages=torch.full_like(dense.advantages, a))
-        mean = torch.zeros_like(dense.logits)
-        for token in range(VOCABULARY):
-            one = dataclasses.replace(dense, sampled=torch.full_like(dense.sampled, token))
-            batch = one.batch(ALL_IDS, partial=False)
-            value = tc.policy_loss(inner, batch, "dr_grpo", max_length=1).value
-            mean -= (
-                dense.sampler.exp()[..., token, None] * torch.autograd.grad(value, one.logits)[0]
-            )
-        p, q = dense.logp.detach().exp(), dense.sampler.exp()
-        fisher = torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
-        step = torch.linalg.lstsq(fisher, mean[..., None]).solution.squeeze(3)
-        size = 1e-6
-        after = (dense.logits.detach() + size * step).log_softmax(dim=2)
-        kl = [(q * (q.log() - x)).sum() for x in (dense.logp.detach(), after)]
-        found.append(((kl[0] - kl[1]) / size).item())
-    return found
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_which_way_a_method_drifts(seed: int) -> None:
-    """The theory row: towards the sampler (> 0) or away from it, for A > 0 and A < 0.
-
-    A clip and `atr` drift back to the sampler for both signs of the advantage, by the mass that
-    what is cut has gained or lost; REINFORCE by chi2 for A > 0 and away by as much for A < 0;
-    importance weights do not drift; and centered, nobody does.
-    """
-    dense = Dense.drawn(seed)
-    p, q = dense.logp.detach().exp(), dense.sampler.exp()
-    w = p / q
-    for name, (low, high) in {"clip": (0.8, 1.2), "atr": (np.exp(L), np.exp(U))}.items():
-        want = [(p - q)[w > high].sum().item(), (q - p)[w < low].sum().item()]
-        assert min(want) > 0
-        assert pulls(name, seed) == pytest.approx(want, rel=1e-3)
-    chi2 = ((p - q) ** 2 / p).sum().item()
-    assert pulls("reinforce", seed) == pytest.approx([chi2, -chi2], rel=1e-3)
-    assert pulls("importance_sampling", seed) == pytest.approx([0, 0], abs=1e-6)
-    for inner in ("clip", "atr", "reinforce"):
-        centered = tc.method("centered", inner=inner)
-        assert pulls(centered, seed) == pytest.approx([0, 0], abs=1e-6)
-
-
 def test_candidates_of_a_part_of_the_batch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = tc.method("icepop")
     batch = random_batch(tc.method("centered", inner=inner))

@@ -7,7 +7,6 @@ import pickle
 import typing
 
 import pytest
-import torch
 import yaml
 from method_cases import KNOWN, every_method, every_name, random_batch
 
@@ -134,41 +133,3 @@ def test_values_that_make_no_constraint(
 ) -> None:
     with pytest.raises(ValueError, match=f"{name}.*`{named}`"):
         tc.method(name, **parameters)
-
-
-# A method of one's own -------------------------------------------------------------------------
-
-OWN = """
-from trustclip import Method, Surrogate, TokenBatch, definition
-
-
-@definition
-class Reinforce(Method):
-    scale: float = 1.0
-
-    def surrogate(self, batch: TokenBatch) -> Surrogate:
-        return Surrogate(self.scale * batch.logp * batch.advantages * batch.mask, batch.mask)
-
-
-class NotAMethod:
-    pass
-"""
-
-
-@pytest.fixture
-def own_module(tmp_path: typing.Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    package = tmp_path / "a_package_of_mine"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "rules.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    return "a_package_of_mine.rules"
-
-
-def test_a_method_of_ones_own(own_module: str) -> None:
-    method = tc.method(f"{own_module}:Reinforce", scale=2.0)
-    batch = random_batch(method)
-    assert torch.equal(tc.coefficient(method, batch), 2.0 * batch.advantages * batch.mask)
-    assert tc.method(**yaml.safe_load(yaml.safe_dump(method.to_dict()))) == method
-    with pytest.raises(ValueError, match=r"scales.*'scale'"):
-        tc.method(f"{own_module}:Reinforce", scales=2.0)

@@ -222,16 +222,6 @@ def test_what_is_no_specification_is_refused(wrong: object) -> None:
 # M2PO ------------------------------------------------------------------------------------------
 
 
-def test_m2po_cuts_nothing_within_budget_and_everything_that_leaves_when_none_fits() -> None:
-    x = torch.tensor([[0.5, -0.5, 0.6, 0.0]])
-    batch = tc.TokenBatch(x - 2, torch.full_like(x, -2.0), torch.ones(1, 4), torch.ones(1, 4) > 0)
-    assert tc.method("m2po", budget=1.0).surrogate(batch).kept.all()
-    assert tc.method("m2po", budget=0.01).surrogate(batch).kept[0].tolist() == [
-        False, True, False, True,
-    ]  # fmt: skip
-    assert tc.method("m2po").surrogate(changed(batch, lambda t: t[:, :0])).kept.numel() == 0
-
-
 def test_m2po_within_budget_in_every_part_is_within_budget_as_a_whole() -> None:
     batch, method = tokens(), tc.method("m2po", budget=0.03)
     parts = [changed(batch, lambda t, rows=rows: t[rows]) for rows in (slice(7), slice(7, 40))]

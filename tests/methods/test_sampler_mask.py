@@ -4,10 +4,8 @@ import itertools
 from typing import Any
 
 import pytest
-import rosetta_cases
 import torch
 from method_cases import random_batch
-from torch import Tensor
 
 import trustclip as tc
 
@@ -80,81 +78,3 @@ def test_what_is_no_mask_is_refused() -> None:
             tc.method("sampler", **wrong)
     for measure, floor in itertools.product(("ratio",), (0.5, 1.0)):
         assert tc.method("sampler", measure=measure, floor=floor).requires == ("logp_rollout",)
-
-
-# verl's presets of rollout correction ------------------------------------------------------------
-
-#: Preset -> (rejection sampling, importance weights), from its documentation.
-PRESETS: dict[str, tuple[str | None, str | None]] = {
-    "decoupled_token_is": (None, "token"),
-    "decoupled_seq_is": (None, "sequence"),
-    "decoupled_token_icepop": (None, "0.5_5.0"),
-    "decoupled_seq_is_rs": ("seq_sum_k1 0.5_2.0", "sequence"),
-    "decoupled_geo_rs": ("seq_mean_k1 0.999_1.001", None),
-    "decoupled_geo_rs_seq_tis": ("seq_mean_k1 0.999_1.001", "sequence"),
-    "decoupled_geo_rs_token_tis": ("seq_mean_k1 0.999_1.001", "token"),
-    "decoupled_k3_rs": ("seq_mean_k3 0.01", None),
-    "decoupled_k3_rs_seq_tis": ("seq_mean_k3 0.01", "sequence"),
-    "decoupled_k3_rs_token_tis": ("seq_mean_k3 0.01", "token"),
-    "bypass_ppo_clip": (None, None),
-    "bypass_ppo_clip_geo_rs": ("seq_mean_k1 0.999_1.001", None),
-    "bypass_ppo_clip_k3_rs": ("seq_mean_k3 0.01", None),
-    "bypass_pg_is": (None, "sequence"),
-    "bypass_pg_token_icepop": (None, "0.5_5.0"),
-    "bypass_pg_geo_rs": ("seq_mean_k1 0.999_1.001", None),
-    "bypass_pg_geo_rs_seq_tis": ("seq_mean_k1 0.999_1.001", "sequence"),
-    "bypass_pg_geo_rs_token_tis": ("seq_mean_k1 0.999_1.001", "token"),
-}
-
-
-def of_verl(name: str, batch: tc.TokenBatch) -> Tensor:
-    """The preset's gradient in each log-probability, from the formulas of verl's documentation."""
-    rejection, weights = PRESETS[name]
-    mask, rollout = batch.mask, batch.given("logp_rollout")
-    logp = batch.logp.clone().requires_grad_()
-    old = rollout if name.startswith("bypass") else batch.logp_old
-    ours = logp.detach() if name.startswith("bypass") else batch.logp_old
-    x = torch.where(mask, ours - rollout, 0.0).clamp(-20, 20)
-    keep = mask
-    if rejection is not None:
-        (over, k), bound = rejection.split()[0][4:].split("_"), rejection.split()[1]
-        values = {"k1": -x, "k2": x**2 / 2, "k3": x.exp() - 1 - x}[k]
-        found = torch.where(mask, values, 0.0).sum(dim=1, keepdim=True)
-        found = found / mask.sum(dim=1, keepdim=True).clamp(min=1) if over == "mean" else found
-        if k == "k1":
-            low, high = (torch.tensor(float(b)).double().log() for b in bound.split("_"))
-            keep = keep & (found >= low) & (found <= high)
-        else:
-            keep = keep & (found <= float(bound))
-    weight = torch.ones_like(x)
-    if weights == "sequence":
-        weight = x.sum(dim=1, keepdim=True).clamp(-20, 20).exp().clamp(max=2.0)
-    elif weights == "token":
-        weight = x.exp().clamp(max=2.0)
-    elif weights is not None:
-        weight = torch.where((x.exp() >= 0.5) & (x.exp() <= 5.0), x.exp(), 0.0)
-    a = batch.advantages
-    if "_pg_" in name:
-        loss = -a * logp * weight
-    else:
-        weight = torch.ones_like(weight) if name.startswith("bypass") else weight
-        ratio = torch.where(mask, logp - old, 0.0).exp()
-        clipped = torch.maximum(-a * ratio, -a * ratio.clamp(0.8, 1.2))
-        loss = torch.where(a < 0, torch.minimum(clipped, -3 * a), clipped) * weight
-    return -torch.autograd.grad(torch.where(keep, loss, 0.0).sum(), logp)[0]
-
-
-def test_every_preset_of_verl_has_a_row() -> None:
-    rows = {
-        row.name for _, row in rosetta_cases.rows("package", "verl") if rosetta_cases.is_preset(row)
-    }
-    assert rows == {*PRESETS} and len(rows) == 18
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_of_verl_has_the_gradient_of_its_formulas(name: str) -> None:
-    batch = rosetta_cases.near_tokens()
-    want = of_verl(name, batch)
-    got = tc.coefficient(tc.preset("verl", name), batch)
-    assert want.any() and (PRESETS[name][0] is None or not want[batch.mask].all())
-    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-8)  # verl's weights stop at e^-20

@@ -131,29 +131,6 @@ def test_its_gradient_is_that_of_the_definition_in_every_logit(alpha: float, del
     assert (leaf.grad[-1] != 0).any() == bool(alpha)  # its advantage is 0, its policy outside
 
 
-def test_beyond_the_candidates_is_one_more_outcome() -> None:
-    new, old = logits(3, 2.0)
-    sampled, ids = torch.tensor([0, 1, 2, 6, 5, 4]), torch.tensor([[0, 1, 2]]).expand(6, 3)
-    got = ratios(batch_of(new, old, sampled, ids))
-    lumped = []
-    for policy in (new.softmax(1), old.softmax(1)):
-        lumped.append(torch.cat([policy[:, :3], policy[:, 3:].sum(1, keepdim=True)], 1))
-    p, q = lumped
-    for row, y in enumerate(sampled.tolist()):
-        if kl(p[row].numpy(), q[row].numpy()) <= DELTA:
-            want = (new.log_softmax(1) - old.log_softmax(1))[row, y].exp()
-        else:
-
-            def excess(s: float, row: int = row) -> float:
-                mix = p[row] ** s * q[row] ** (1 - s)
-                return kl((mix / mix.sum()).numpy(), q[row].numpy()) - DELTA
-
-            s: Any = optimize.brentq(excess, 0, 1, xtol=1e-14)
-            x = (new.log_softmax(1) - old.log_softmax(1))[row, y]
-            want = (s * x).exp() / (p[row] ** s * q[row] ** (1 - s)).sum()
-        assert got[row].item() == pytest.approx(want.item(), rel=1e-6)
-
-
 def test_where_nothing_is_known_it_is_importance_sampling() -> None:
     new, old = logits(1, 2.0)
     batch = batch_of(new, old, torch.zeros(6, dtype=torch.int64))

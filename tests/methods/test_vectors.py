@@ -52,21 +52,6 @@ def test_defaults_are_those_of_the_source(spec: str, defaults: dict[str, object]
     assert defaults.items() <= tc.method(spec).to_dict().items()
 
 
-# Levels ----------------------------------------------------------------------------------------
-
-
-def test_a_sequence_does_not_see_its_neighbours_or_its_padding() -> None:
-    x = torch.tensor([[0.1, 0.3, math.nan], [-0.4, -0.6, 0.2]], dtype=DOUBLE)
-    mask = torch.tensor([[True, True, False], [True, True, True]])
-    old, ones = torch.zeros_like(x), torch.ones_like(x)
-    for level in ("prefix", "sequence"):
-        method = tc.method("atr", level=level)
-        both = tc.coefficient(method, tc.TokenBatch(x, old, ones, mask))
-        for i, length in ((0, 2), (1, 3)):
-            alone = tc.coefficient(method, batch_of(x[i, :length].tolist(), [1.0] * length))
-            torch.testing.assert_close(both[i, :length], alone[0], rtol=1e-12, atol=0)
-
-
 # Clip-Cov --------------------------------------------------------------------------------------
 
 
@@ -81,12 +66,6 @@ def cov_batch(seed: int = 0, copies: int = 1) -> tc.TokenBatch:
 
 def dropped(method: tc.Method, batch: tc.TokenBatch) -> set[int]:
     return set((~method.surrogate(batch).kept).flatten().nonzero().flatten().tolist())
-
-
-def test_clip_cov_drops_candidates_only_and_all_of_them_sooner_or_later() -> None:
-    methods = [tc.method("clip_cov", share=0.25, seed=seed) for seed in range(60)]
-    drawn = [dropped(method, cov_batch()) for method in methods]
-    assert set().union(*drawn) == set(known.COV_CANDIDATES)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.25, 0.9])

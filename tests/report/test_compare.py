@@ -12,7 +12,6 @@ from synthetic_runs import Spec, final_of, make_run
 
 from trustclip import stats
 from trustclip.findings.comparison import Compared
-from trustclip.findings.differences import headline
 from trustclip.findings.evaluated import collapsed
 from trustclip.findings.groups import group_runs
 from trustclip.logs.reader import read_run
@@ -128,16 +127,6 @@ def test_a_twin_is_exactly_equal_only_if_its_completions_are(tmp_path, same_text
     else:
         assert mean.difference.low < -0.05 and mean.difference.high > 0.05
         assert "no difference was observed" in printed
-
-
-def test_one_seed_each_is_about_two_runs_and_no_method_is_called_better(tmp_path):
-    first, second = make_run(tmp_path / "a", CLIP), make_run(tmp_path / "b", ATR)
-    found, text = compared(first, second)
-    assert all(c.p_holm != c.p_holm and not c.resolved for c in found)
-    assert all(c.verdict.endswith("in one run each, too few to compare methods") for c in found)
-    assert "better" not in text and "from 5 seeds or more" in text
-    groups = group_runs([read_run(first), read_run(second)])
-    assert headline(groups, found[:1]).startswith("One run of each cannot compare the methods: ")
 
 
 def test_collapsed_runs_are_a_rate_and_their_mean_has_no_interval(tmp_path):

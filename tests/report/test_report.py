@@ -580,16 +580,6 @@ def test_matplotlib_is_not_loaded_to_read_runs():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_titles_and_labels_are_text(tmp_path):
-    rl = {"method": "<img src=x>"}
-    tiny(tmp_path / "run", {"a": {"1": [1, 0], "2": [0, 0]}}, rl=rl, name="</style><script>")
-    build([tmp_path / "run"], tmp_path / "out", title="<i>mine</i>")
-    text = (tmp_path / "out/index.html").read_text()
-    assert "&lt;i&gt;mine&lt;/i&gt;" in text and "&lt;img src=x&gt;" in text
-    assert not {tag for tag, _ in Page(text).elements} & {"i", "img"}
-    assert "</style><script>" not in text
-
-
 def test_the_largest_differences_come_first_and_findings_lead_to_what_shows_them(tmp_path):
     gains = {"atr": 1.0, "clip": 0.9, "kl1": 1.1, "kl2": 0.4, "spo": 1.5}
     runs = [

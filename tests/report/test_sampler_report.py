@@ -3,11 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-from browser import opened
-from test_explain import make, row, said
+from golden_runs import rows, write
 
-from trustclip.report.build import build
 from trustclip.report.collect import collect
 from trustclip.report.draw.mismatch import distance_figure, quantile_figure
 from trustclip.support.jsonl import append_jsonl
@@ -27,18 +24,18 @@ def token(text: str, old: float, rollout: float, **place: int) -> dict[str, Any]
 
 
 def with_tokens(folder: Path) -> Path:
-    rows = [
+    gates = [
         {"step": 1, "generated": [0], "index": [3], "gated": [0.0],
          "worst": [token("</s>", -1.0, -9.0), token(" the", -2.0, -2.5, position=8)]},
         {"step": 2, "generated": [0], "index": [3], "gated": [0.0],
          "worst": [token("</s>", -1.0, -9.0)]},
     ]  # fmt: skip
-    append_jsonl(folder / "gates.jsonl", rows)
+    append_jsonl(folder / "gates.jsonl", gates)
     return folder
 
 
 def test_the_report_has_the_section(tmp_path) -> None:
-    run = with_tokens(make(tmp_path / "run", [row(**SAMPLER)] * 20))
+    run = with_tokens(write(tmp_path / "run", rows(**SAMPLER)))
     report = collect([run])
     section = report["sampler"]
     distance, tails = section.figures
@@ -62,15 +59,3 @@ def test_hostile_token_texts_stay_text(tmp_path) -> None:
     )  # fmt: skip
     assert "\x1b" not in said(run)
     assert "<img src=x" not in render(collect([run]), "t")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_section_is_drawn_and_fits_a_phone(tmp_path, scheme) -> None:
-    run = with_tokens(make(tmp_path / "run", [row(**SAMPLER)] * 20))
-    page = build([run], tmp_path / "out")[0]
-    with opened(page, color_scheme=scheme, viewport={"width": 390, "height": 800}) as tab:
-        charts = tab.locator("#sampler .chart")
-        assert charts.count() == 8
-        tab.evaluate("document.querySelectorAll('section:not(#sampler)').forEach(s => s.remove())")
-        assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

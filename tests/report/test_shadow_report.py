@@ -4,31 +4,31 @@ import math
 from pathlib import Path
 
 import pytest
-from test_explain import make, row
+from golden_runs import rows, write
 
 from trustclip.findings.shadows import matrix, mean_metrics
 from trustclip.report.collect import collect
 from trustclip.report.draw.figures import matrices
 from trustclip.report.page import render
 
+SEEN = {"shadow/kl2/gated": 0.2, "shadow/kl2/both": 0.1, "shadow/kl2/both/<b>": 0.0,
+        "shadow/<b>/gated": 0.0, "shadow/<b>/both": 0.0}  # fmt: skip
 #: Two updates of 100 tokens: of 10 and 30 cut, kl2 cuts 20 and 20 (10 of each together), and
 #: `<b>` none. The pair has no other order than that of the run.
 ROWS = [
-    row(0.1, **{"shadow/kl2/gated": 0.2, "shadow/kl2/both": 0.1, "shadow/kl2/cosine": 0.9,
-                "shadow/<b>/gated": 0.0, "shadow/<b>/both": 0.0, "shadow/kl2/both/<b>": 0.0}),
-    row(0.3, **{"shadow/kl2/gated": 0.2, "shadow/kl2/both": 0.1, "shadow/kl2/cosine": 0.7,
-                "shadow/<b>/gated": 0.0, "shadow/<b>/both": 0.0, "shadow/kl2/both/<b>": 0.0}),
-]  # fmt: skip
+    *rows(1, gated=0.1, **SEEN, **{"shadow/kl2/cosine": 0.9}),
+    *rows(1, gated=0.3, **SEEN, **{"shadow/kl2/cosine": 0.7}),
+]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    return make(tmp_path / "run", ROWS, method="atr")
+    return write(tmp_path / "run", ROWS)
 
 
 def test_shares_of_a_run_are_those_of_its_sums():
-    rows = [{f"trustclip/{k}": v for k, v in given.items()} for given in ROWS]
-    seen = matrix("atr", mean_metrics(rows))
+    logged = [{f"trustclip/{k}": v for k, v in given.items()} for given in ROWS]
+    seen = matrix("atr", mean_metrics(logged))
     assert seen is not None
     assert list(seen.names) == ["atr", "kl2", "<b>"]
     assert seen.of_acting(1) == (pytest.approx(20 / 40), pytest.approx(20 / 40))

@@ -153,16 +153,6 @@ def test_texts_stay_texts_and_whitespace_is_seen(page):
         assert tab.evaluate("window.hurt") is None
 
 
-@pytest.mark.parametrize("width", [390, 320])
-def test_nothing_is_wider_than_a_phone(page, width):
-    wide = "document.documentElement.scrollWidth - innerWidth"
-    with opened(page, viewport={"width": width, "height": 800}) as tab:
-        ready(tab)
-        assert tab.evaluate(wide) <= 0
-        tab.click("#cut-next")
-        assert tab.evaluate(wide) <= 0
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_strongest_colours_leave_the_text_readable(page, scheme):
     """Contrast of 4.5 to 1 (WCAG AA), measured on the pixels of the strongest backgrounds."""

@@ -190,24 +190,6 @@ def without_a_rule() -> str:
     )
 
 
-#: Methods whose weight is a constant to the gradient, so that their value does not show it.
-SCORE_FORM = ("aspo", "ce_gppo", "cispo", "dgpo", "dppo", "reinforce", "topr", "vespo")
-
-
-def score_form(method: tc.Method) -> bool:
-    """Whether the gradient has a factor that the objective's value does not follow."""
-    parts = getattr(method, "parts", ())
-    moving = getattr(method, "anchor", None) == "interpolated"  # a constant to the gradient
-    levels = getattr(method, "level", "token") != "token" and not parts
-    literal = getattr(method, "variant", None) == "gspo"  # follows its mean
-    of_new = getattr(method, "weigh_of", "old") == "new"
-    weighs = of_new and getattr(method, "weigh_by", "token") != "token"
-    reached = (getattr(method, "ceiling", None) or 1e4) < 1e4  # by the tokens of `random_batch`
-    capped = reached and method.name in ("ipo", "anchored")
-    own = moving or (levels and not literal) or weighs or capped or method.name in SCORE_FORM
-    return own or any(score_form(part) for part in parts)
-
-
 def weight_on_policy(method: tc.Method) -> float:
     """Weight of a kept token's gradient while new, old and sampling policy are one."""
     return 1 - method.to_dict()["alpha"] if method.name == "pspo" else 1.0

@@ -40,7 +40,6 @@ EXPECTATIONS = {
     "k2": 0.05851649649926218,
 }
 
-#: Six tokens: log-probabilities, advantages, and those whose product of deviations is in (1, 5).
+#: Six tokens: log-probabilities and advantages; of three the product of deviations is in (1, 5).
 COV_LOGP = [-0.1, -0.05, -3.0, -6.0, -0.2, -1.0]
 COV_ADVANTAGES = [0.875, 0.875, 0.875, -0.9, -0.9, -0.9]
-COV_CANDIDATES = [0, 1, 3]

@@ -83,30 +83,50 @@ def assert_same_weights(got: torch.Tensor, want: torch.Tensor) -> None:
     assert apart.max() < 0.05 * COMMON["learning_rate"]
 
 
-def train(tmp_path, config_class, trainer_class, *, lora: bool = False, **settings) -> Run:
-    """Six optimizer steps from the same start; ``settings`` over `COMMON`."""
+def build(
+    folder, config_class=None, trainer_class=None, *, model: Any = None, given: Any = (), **settings
+) -> Any:
+    """A trainer that has not begun.
+
+    Args:
+      folder: for its output.
+      config_class: of its configuration; our engine's when None.
+      trainer_class: its own; our engine's when None.
+      model: what it trains; a fresh one when None.
+      given: arguments of the trainer, over the usual ones.
+      settings: of the configuration, over `COMMON`.
+    """
     from datasets import Dataset
-    from peft import LoraConfig
+
+    from trustclip.engines import trl as ours
 
     torch.set_num_threads(1)
+    fresh, tokenizer = fresh_model()
+    args = (config_class or ours.ConstrainedGRPOConfig)(str(folder), **{**COMMON, **settings})
+    usual = {
+        "model": fresh if model is None else model,
+        "reward_funcs": share_of_even_digits,
+        "args": args,
+        "train_dataset": Dataset.from_dict({"prompt": PROMPTS}),
+        "processing_class": tokenizer,
+    }
+    return (trainer_class or ours.ConstrainedGRPOTrainer)(**{**usual, **dict(given)})
+
+
+def train(tmp_path, config_class, trainer_class, *, lora: bool = False, **settings) -> Run:
+    """Six optimizer steps from the same start; ``settings`` over `COMMON`."""
+    from peft import LoraConfig
+
     if hasattr(config_class, "decoder"):  # the samples of plain TRL
         settings = {"decoder": "transformers", "metrics": "full", **settings}
-    model, tokenizer = fresh_model()
     peft_config = None
     if lora:
         torch.manual_seed(0)
         peft_config = LoraConfig(
             r=8, lora_alpha=16, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
         )
-    args = config_class(output_dir=str(tmp_path), **{**COMMON, **settings})
-    trainer = trainer_class(
-        model=model,
-        reward_funcs=share_of_even_digits,
-        args=args,
-        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
-        processing_class=tokenizer,
-        peft_config=peft_config,
-    )
+    given = {"peft_config": peft_config}
+    trainer = build(tmp_path, config_class, trainer_class, given=given, **settings)
     trainer.train()
     trained = [p.detach().flatten() for p in trainer.model.parameters() if p.requires_grad]
     history = [row for row in trainer.state.log_history if "grad_norm" in row]

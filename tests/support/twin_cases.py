@@ -95,9 +95,3 @@ def wanted(method: tc.Method, batch: tc.TokenBatch, loss_type: str) -> Tensor:
         outside = batch.mask & (batch.advantages != 0) & (found == 0)
         assert outside.any(), "no token was cut"
     return found
-
-
-def altered(settings: dict[str, typing.Any]) -> list[dict[str, typing.Any]]:
-    """The settings with one number of them changed, for each that matters on these tokens."""
-    numbers = [k for k, v in settings.items() if isinstance(v, float) and v < 100]
-    return [{**settings, key: settings[key] * 1.5} for key in numbers]

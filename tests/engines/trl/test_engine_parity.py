@@ -11,30 +11,16 @@ import engine_cases
 import method_cases
 import pytest
 import torch
-import trl_runs
 from torch import Tensor
+from trl_runs import build
 
 import trustclip as tc
 
 
 @pytest.fixture(scope="module", params=engine_cases.VERL_MODES)
 def trainer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from datasets import Dataset
-
-    from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
-
-    model, tokenizer = trl_runs.fresh_model()
-    settings = trl_runs.COMMON | {
-        "loss_type": request.param,
-        "max_completion_length": engine_cases.MAX_LENGTH,
-    }
-    return ConstrainedGRPOTrainer(
-        model=model,
-        reward_funcs=trl_runs.share_of_even_digits,
-        args=ConstrainedGRPOConfig(str(tmp_path_factory.mktemp("run")), **settings),
-        train_dataset=Dataset.from_dict({"prompt": trl_runs.PROMPTS}),
-        processing_class=tokenizer,
-    )
+    longest = {"max_completion_length": engine_cases.MAX_LENGTH}
+    return build(tmp_path_factory.mktemp("run"), loss_type=request.param, **longest)
 
 
 def gradient_of(

@@ -4,14 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-import trl_runs
 import twin_cases
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl_runs import constrained, plain, train
+from trl_runs import build, constrained, plain, train
 
 import trustclip as tc
-from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer, observe
+from trustclip.engines.trl import observe
 from trustclip.engines.trl.observer import stock_method
 
 CPU: dict[str, Any] = {"use_cpu": True, "bf16": False, "report_to": "none"}
@@ -110,21 +109,9 @@ def test_settings_that_no_method_states_are_refused(settings, words, tmp_path):
 
 
 def test_what_cannot_be_observed_is_refused(tmp_path):
-    from datasets import Dataset
-
-    def made(trainer: Any, config: Any) -> Any:
-        model, tokenizer = trl_runs.fresh_model()
-        return trainer(
-            model=model,
-            reward_funcs=trl_runs.share_of_even_digits,
-            args=config(str(tmp_path), **{**trl_runs.COMMON, "max_steps": 1}),
-            train_dataset=Dataset.from_dict({"prompt": trl_runs.PROMPTS}),
-            processing_class=tokenizer,
-        )
-
     with pytest.raises(ValueError, match="has `shadows` in its config"):
-        observe(made(ConstrainedGRPOTrainer, ConstrainedGRPOConfig))
-    stock = made(GRPOTrainer, GRPOConfig)
+        observe(build(tmp_path))
+    stock = build(tmp_path, GRPOConfig, GRPOTrainer)
     for shadow, words in (("full_kl", "`kl_old_new`"), ("tis", "`logp_rollout`"), ("x", "unknown")):
         with pytest.raises(ValueError, match=words):
             observe(stock, [shadow])

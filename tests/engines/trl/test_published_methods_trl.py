@@ -16,15 +16,6 @@ from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
 
 #: Loss types of TRL that bring a gate of their own, and what they aggregate like.
 AGGREGATED = {"sapo": "grpo", "cispo": "dapo", "vespo": "dapo", "grpo": "grpo"}
-#: Method, arguments, and the loss type of TRL that aggregates like its twin's.
-TWINS = {
-    "gspo": ("gspo", {"low": 0.02, "high": 0.03}, "dr_grpo"),
-    "gspo-token": ("gspo", {"low": 0.02, "high": 0.03, "variant": "gspo_token"}, "grpo"),
-    "luspo": ("luspo", {"low": 0.02, "high": 0.03}, "luspo"),
-    "cispo": ("cispo", {"high": 0.05}, "dapo"),
-    "soft_gate": ("soft_gate", {"temperature_positive": 2.0}, "grpo"),
-    "vespo": ("vespo", {"k_negative": 2.5}, "dapo"),
-}
 
 
 def assert_same_training(ours: Run, theirs: Run) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 # pyright: reportArgumentType=false, reportPrivateImportUsage=false
 import pytest
 import torch
-import trl_runs
 from transformers import TopKLogitsWarper, TopPLogitsWarper
-from trl_runs import COMMON, constrained, fresh_model, plain
+from trl_runs import COMMON, build, constrained, plain
 
 import trustclip as tc
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
@@ -168,17 +167,7 @@ def rolled_out(lengthen: int, shift: float):
 
 
 def with_rollout(tmp_path, rollout) -> Any:
-    from datasets import Dataset
-
-    model, tokenizer = fresh_model()
-    return ConstrainedGRPOTrainer(
-        model=model,
-        reward_funcs=trl_runs.share_of_even_digits,
-        args=ConstrainedGRPOConfig(str(tmp_path), method="tis", **{**COMMON, "max_steps": 1}),
-        train_dataset=Dataset.from_dict({"prompt": trl_runs.PROMPTS}),
-        processing_class=tokenizer,
-        rollout_func=rollout,
-    )
+    return build(tmp_path, given={"rollout_func": rollout}, method="tis", max_steps=1)
 
 
 def test_log_probabilities_of_another_length_are_refused(tmp_path):

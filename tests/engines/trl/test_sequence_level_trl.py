@@ -9,8 +9,8 @@ from typing import Any
 # pyright: reportPrivateImportUsage=false
 import pytest
 import torch
-import trl_runs
 from torch import Tensor
+from trl_runs import build
 
 ROWS, LENGTH = 6, 10
 LOSS_TYPES = ["grpo", "bnpo", "dr_grpo", "dapo", "luspo"]
@@ -55,24 +55,13 @@ def numbers() -> dict[str, Tensor]:
 
 def trainer_of(where: str, folder: Any, **settings: Any) -> Any:
     """``where`` is the method for our trainer, or a trainer of TRL's."""
-    from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
     from trl.experimental.gmpo import GMPOConfig, GMPOTrainer
 
-    from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
-
     theirs: dict[str, Any] = {"TRL": (GRPOConfig, GRPOTrainer), "GMPO": (GMPOConfig, GMPOTrainer)}
-    config, trainer = theirs.get(where, (ConstrainedGRPOConfig, ConstrainedGRPOTrainer))
-    stock = {k: v for k, v in trl_runs.COMMON.items() if k != "loss_type"}
-    model, tokenizer = trl_runs.fresh_model()
     beta = settings.pop("beta", 0.0)
-    made = trainer(
-        model=model,
-        reward_funcs=trl_runs.share_of_even_digits,
-        args=config(str(folder), **{**stock, "max_completion_length": LENGTH, **settings}),
-        train_dataset=Dataset.from_dict({"prompt": trl_runs.PROMPTS}),
-        processing_class=tokenizer,
-    )
+    settings = {"loss_type": "grpo", "max_completion_length": LENGTH, **settings}
+    made = build(folder, *theirs.get(where, ()), **settings)
     made.beta = beta  # set now, it needs no reference model: the inputs hold its numbers
     return made
 
@@ -130,14 +119,19 @@ def both(
     return tuple(gradient_of(t, asked, monkeypatch) for t in (ours, theirs))  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-@pytest.mark.parametrize("case", SAME.values(), ids=SAME)
-def test_equal_to_trl(case: Any, loss_type: str, tmp_path: Any, monkeypatch: Any) -> None:
-    ours, theirs = both(case, loss_type, tmp_path, monkeypatch)
+@pytest.mark.parametrize(
+    ("case", "loss_type"),
+    [
+        *(("plain", loss_type) for loss_type in LOSS_TYPES),
+        *zip(["kl", "entropy_bonus", "vllm_sequence", "tool_mask"], LOSS_TYPES, strict=False),
+    ],
+)
+def test_equal_to_trl(case: str, loss_type: str, tmp_path: Any, monkeypatch: Any) -> None:
+    ours, theirs = both(SAME[case], loss_type, tmp_path, monkeypatch)
     torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
 @pytest.mark.parametrize("case", SAME_SUM.values(), ids=SAME_SUM)
 def test_of_another_distribution_within_each_sequence(
     case: Any, loss_type: str, tmp_path: Any, monkeypatch: Any

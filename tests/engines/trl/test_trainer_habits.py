@@ -12,7 +12,7 @@ from transformers import Trainer
 from transformers.trainer_utils import get_last_checkpoint
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl_runs import COMMON, PROMPTS, fresh_model, share_of_even_digits
+from trl_runs import PROMPTS, build
 
 import trustclip as tc
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
@@ -25,19 +25,9 @@ ADAPTIVE = {"controller": "target_gate", "share": 0.02, "initial": 0.002}
 
 def trainer_in(folder: Path, classes: Any = OURS, **settings: Any) -> Any:
     """A trainer that has not begun, of six updates with three on each generation."""
-    config, trainer = classes
-    model, tokenizer = fresh_model()
-    rows = Dataset.from_dict({"prompt": PROMPTS})
-    callbacks = settings.pop("callbacks", None)
-    return trainer(
-        model=model,
-        reward_funcs=share_of_even_digits,
-        args=config(str(folder), **{**COMMON, **SAVING, **settings}),
-        train_dataset=rows,
-        eval_dataset=rows.select(range(4)),
-        processing_class=tokenizer,
-        callbacks=callbacks,
-    )
+    rows = Dataset.from_dict({"prompt": PROMPTS[:4]})
+    given = {"eval_dataset": rows, "callbacks": settings.pop("callbacks", None)}
+    return build(folder, *classes, given=given, **SAVING | settings)
 
 
 def grad_norms(trainer: Any) -> list[float]:

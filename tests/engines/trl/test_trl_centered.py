@@ -4,28 +4,11 @@ import math
 
 import pytest
 import torch
-from trl_runs import COMMON, PROMPTS, constrained, fresh_model, share_of_even_digits
+from trl_runs import build, constrained, fresh_model
 
 import trustclip as tc
 
 LOW, HIGH = tc.interval("atr", delta=0.07)
-
-
-def build(tmp_path, **settings):
-    """A trainer that has not trained yet."""
-    from datasets import Dataset
-
-    from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
-
-    torch.set_num_threads(1)
-    model, tokenizer = fresh_model()
-    return ConstrainedGRPOTrainer(
-        model=model,
-        reward_funcs=share_of_even_digits,
-        args=ConstrainedGRPOConfig(str(tmp_path), metrics="full", **{**COMMON, **settings}),
-        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
-        processing_class=tokenizer,
-    )
 
 
 def dense(model, inputs, temperature):
@@ -109,7 +92,7 @@ def second_update(trainer, prompts, seed, noise):
 def test_an_update_has_the_gradient_of_dense_autograd(tmp_path, settings, kind):
     """In the second update of a generation, where the ratios have moved and the gate closes."""
     method = {"name": "centered", "inner": "atr"}
-    trainer = build(tmp_path, method=method, num_iterations=2, **settings)
+    trainer = build(tmp_path, method=method, num_iterations=2, metrics="full", **settings)
     model = trainer.model
     before, _ = fresh_model()
     inputs, got = second_update(trainer, ["1+2="] * 8 + ["3+1="] * 8, seed=3, noise=0)

@@ -4,10 +4,8 @@ import importlib.util
 from typing import Any
 
 import pytest
-from test_trl_engine import build
 from trl.trainer import grpo_trainer
-
-from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
+from trl_runs import build
 
 
 @pytest.fixture
@@ -31,4 +29,4 @@ def test_imported_before_the_engine(patched: None) -> None:
 
 def test_imported_after_the_engine(patched: None, tmp_path: Any) -> None:
     with pytest.raises(ValueError, match="Unsloth has put a trainer of its own"):
-        build(tmp_path, ConstrainedGRPOConfig, ConstrainedGRPOTrainer, method="atr")
+        build(tmp_path, method="atr")

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterator
 from statistics import median
 
+from trustclip.findings.facts import WINDOW
 from trustclip.findings.live import trends
 
 GENERATIONS = 200
@@ -43,7 +44,7 @@ def _autoregressive(rho: float, rng: random.Random) -> Iterator[float]:
 def first_alarm(values: list[float], look: Look) -> int | None:
     """Generation after which a guard that looks after every one first speaks."""
     for end in range(1, len(values) + 1):
-        if look(values[max(0, end - trends.WINDOW) : end]):
+        if look(values[max(0, end - WINDOW) : end]):
             return end
     return None
 

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 

@@ -76,7 +76,7 @@ def test_those_of_a_log_line_are_described_with_that_place_and_no_others():
     for method in METHODS:
         window = WatchedWindow([tc.method("clip", epsilon=0.1), tc.method("dppo")])
         c, surrogate = gradient(method, batch)
-        window.add(batch, surrogate, method, c)
+        window.add(batch, surrogate, method, coefficient=c)
         names |= set(window.read())
     found = {described(f"trustclip/{name}").name for name in names}
     assert found == listed("log", *OURS, GROUPS["shadows"])

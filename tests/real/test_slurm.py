@@ -111,6 +111,7 @@ def test_a_suite_killed_and_started_again_submits_nothing_twice(suite):
     out, err = second.communicate(timeout=NEVER)
     assert second.returncode == 0 and suite.finished == 2, out + err
     assert suite.submitted == 3
+    assert "--on slurm" in (suite.out / "table.md").read_text()
     for noise in ("sacct", "accounting", "Traceback", "Warning"):
         assert noise not in out + err
 

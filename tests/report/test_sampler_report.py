@@ -1,4 +1,4 @@
-"""The sampler in `explain` and in the report: sentences, panels and the table of worst tokens."""
+"""The sampler in `explain` and in the report: sentences and panels."""
 
 from pathlib import Path
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 from golden_runs import rows, write
 
 from trustclip.report.collect import collect
+from trustclip.report.console import explain
 from trustclip.report.draw.mismatch import distance_figure, quantile_figure
 from trustclip.support.jsonl import append_jsonl
 
@@ -45,17 +46,17 @@ def test_the_report_has_the_section(tmp_path) -> None:
     ]  # fmt: skip
     assert distance.panels[3].marks[-1].y[0] == 20.0  # percent
     assert distance == distance_figure(report.groups) and tails == quantile_figure(report.groups)
-    assert "agree least on '</s>' (place 7 of completion 3" in said(run)
+    assert "agree least on '</s>' (place 7 of completion 3" in "\n".join(explain(run))
 
 
 def test_hostile_token_texts_stay_text(tmp_path) -> None:
     from trustclip.report.page import render
 
-    run = make(tmp_path / "run", [row(**SAMPLER)] * 20)
+    run = write(tmp_path / "run", rows(**SAMPLER))
     append_jsonl(
         run / "gates.jsonl",
         [{"step": 1, "generated": [0], "index": [3], "gated": [0.0],
           "worst": [token("<img src=x onerror=alert(1)>\x1b[31m", -1.0, -9.0)]}],
     )  # fmt: skip
-    assert "\x1b" not in said(run)
+    assert "\x1b" not in "\n".join(explain(run))
     assert "<img src=x" not in render(collect([run]), "t")

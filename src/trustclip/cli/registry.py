@@ -4,9 +4,8 @@ An entry point of ``trustclip.commands`` names a mapping ``{command: Command}``;
 holds it is imported for the help, so it should import nothing else.
 """
 
-import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, entry_points, requires
 from typing import NamedTuple
@@ -112,17 +111,6 @@ def added_commands() -> dict[str, Command]:
 def command_of(name: str) -> Command | None:
     """The command of a name, if there is one."""
     return None if name.startswith("-") else COMMANDS.get(name) or added_commands().get(name)
-
-
-def call(name: str, one: Command, argv: Sequence[str]) -> int:
-    """Call a command with its arguments; returns its exit status."""
-    module = importlib.import_module(one.module)
-    function = {"eval": "evaluate", "try": "attempt"}.get(name, name)
-    if hasattr(module, function):
-        return getattr(module, function)(argv) or 0
-    from trustclip.cli.arguments import parse
-
-    return parse(getattr(module, name.title()), argv, name)() or 0
 
 
 def extra(module: str) -> str | None:

@@ -336,8 +336,5 @@ def describe(method: Mapping[str, Any]) -> str:
         for key, value in arguments.items()
         if (key in THRESHOLDS and value is not None) or defaults.get(key, ...) != value
     }
-    return " ".join([name, *(f"{key}={_short(value)}" for key, value in parts.items())])
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    texts = {key: f"{v:.4g}" if isinstance(v, float) else v for key, v in parts.items()}
+    return " ".join([name, *(f"{key}={text}" for key, text in texts.items())])

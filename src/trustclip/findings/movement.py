@@ -1,8 +1,9 @@
-"""How far the policy moved, from the one an update began with and from a reference."""
+"""How far the policy moved, from the one an update began with and from a reference; its drift."""
 
 from collections.abc import Iterator
 from statistics import fmean
 
+from trustclip.constraints.base import moves_candidates
 from trustclip.findings.course import Course
 from trustclip.findings.facts import FEW_TOKENS
 from trustclip.findings.finding import Finding
@@ -62,3 +63,25 @@ def _subject(course: Course) -> str:
     if course.log is not None and course.log.two_policies:
         return "The trainer differed from the sampler by"
     return "The policy moved by"
+
+
+def drift(course: Course) -> Iterator[Finding]:
+    """What the updates did whatever the reward; nothing where no candidates were scored."""
+    rows = course.full
+    if not values(rows, "drift/share"):
+        return
+    share, pull = mean(rows, "drift/share"), mean(rows, "drift/pull")
+    centred = course.method is not None and moves_candidates(course.method)
+    signs = [
+        f"{mean(rows, f'drift/pull_{sign}'):+.2g} per unit of {sign} advantage"
+        for sign in ("positive", "negative")
+        if values(rows, f"drift/pull_{sign}")
+    ]
+    way = "towards" if pull > 0 else "away from"
+    text = (
+        f"{percent(share)} of the squared update was drift, which holds no reward"
+        f"{'; centring removed it' if centred else ''}. The drift pulled {way} the sampler, by "
+        f"{abs(pull):.2g} nats of KL(sampler‖policy) for a unit step"
+        + (f" ({', '.join(signs)})." if signs else ".")
+    )
+    yield Finding("drift/ledger", "note", text, {"drift/share": share, "drift/pull": pull})

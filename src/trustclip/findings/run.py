@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from trustclip.findings import (
-    drift,
     entropy,
     gate,
     movement,
@@ -29,7 +28,7 @@ SUBJECTS: tuple[Subject, ...] = (
     movement.of_run,
     entropy.of_run,
     sampler.of_run,
-    drift.of_run,
+    movement.drift,
     signals.of_run,
     scores.of_run,
     shadows.of_run,

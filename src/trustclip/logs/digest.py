@@ -37,7 +37,10 @@ class Words:
 
     def add(self, words: Sequence[str | int], values: np.ndarray) -> None:
         """Add tokens. ``values`` has the shape [tokens, 4]."""
-        places = [self._place(word) for word in words]
+        places = []
+        for word in words:
+            known = word in self.places or len(self.places) < WORDS
+            places.append(self.places.setdefault(word if known else "others", len(self.places)))
         if len(self.places) > len(self.sums):
             grown = np.zeros((2 * len(self.places), 4))
             grown[: len(self.sums)] = self.sums
@@ -46,11 +49,6 @@ class Words:
             self.sums[:, column] += np.bincount(
                 places, weights=values[:, column], minlength=len(self.sums)
             )
-
-    def _place(self, word: str | int) -> int:
-        if word not in self.places and len(self.places) >= WORDS:
-            word = "others"
-        return self.places.setdefault(word, len(self.places))
 
     def share(self, word: str | int) -> float:
         """Share of a word among all tokens."""

@@ -1,4 +1,4 @@
-"""Files of scores that other programs write, each as rows of the table of `scores`."""
+"""Scores and curves that other programs write, each as rows of the table of `scores`."""
 
 import csv
 import json
@@ -8,10 +8,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trustclip.logs import tensorboard, wandb
 from trustclip.logs.choice import Choice
 from trustclip.logs.reader import read_runs
 from trustclip.logs.run import Run
-from trustclip.logs.score_curves import points
 from trustclip.logs.score_forms import FORMS, PLAIN, Form, Row
 from trustclip.logs.scores import Score, by_rule, in_families, number_of, runs_of
 from trustclip.support import parquet
@@ -95,13 +95,52 @@ def _rows(paths: Sequence[Given], choice: Choice) -> Iterator[Score]:
             seed = f"{number} of those given"
         one = Given(path, name, seed)
         if choice.curve:
-            yield from points(one.path, one.arm, one.seed, choice)
+            yield from _points(one.path, one.arm, one.seed, choice)
             continue
         files = [*_files(one.path)]
         if not files:
             raise ValueError(f"{one.path} holds no file of scores: {', '.join(SUFFIXES)}.")
         for file in files:
             yield from _of_file(file, one, choice)
+
+
+def _points(path: Path, arm: str, seed: str, choice: Choice) -> Iterator[Score]:
+    """Points of the curve ``choice.curve`` in a log of one run, or in a folder with one.
+
+    Raises:
+      ValueError: there is no such log, or no such curve in it.
+    """
+    names: set[str] = set()
+    found = False
+    for step, values in _logged(path):
+        names |= values.keys()
+        if (value := values.get(choice.curve)) is not None and abs(value) < 1e12:
+            found = True
+            yield Score(str(path), arm, seed or "0", step, choice.curve, None, None, value)
+    if not found:
+        raise ValueError(f"{path}: {unknown('curve', choice.curve, names)}")
+
+
+def _logged(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
+    folders = [path, *(p for p in sorted(path.glob("**/")) if Inside(path).holds(p))]
+    events = [path] if "tfevents" in path.name else [
+        file for folder in folders if folder.is_dir() for file in tensorboard.files(folder)
+    ]  # fmt: skip
+    runs = [path] if path.suffix == ".wandb" else [
+        file for folder in folders if folder.is_dir() for file in Inside(folder).files("*.wandb")
+    ]  # fmt: skip
+    if len(runs) + len({file.parent for file in events}) != 1:
+        raise ValueError(
+            f"{path} holds {len(runs)} offline runs of wandb and {len(set(events))} event files of "
+            "TensorBoard; give the log of one run. Curves in CSV or JSON lines are given with "
+            "--columns step=...,score=..."
+        )
+    for file in dict.fromkeys(events):
+        for step, tag, value in tensorboard.events(file):
+            if isinstance(value, float):
+                yield step, {tag: value}
+    for file in runs:
+        yield from wandb.history(file, [])
 
 
 def _name(path: Path) -> str:

@@ -1,7 +1,7 @@
 """Anybody's scores as runs: one table of (arm, seed, step, task, problem, sample, score).
 
-Its rows come from `trustclip.logs.score_files` and `trustclip.logs.score_curves`. A run is an arm
-and a seed. What is done with runs of our own is then done with these: `compare`, `power`, `report`.
+Its rows come from `trustclip.logs.score_files`. A run is an arm and a seed. What is done with runs
+of our own is then done with these: `compare`, `power`, `report`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

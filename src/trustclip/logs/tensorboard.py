@@ -13,15 +13,6 @@ from trustclip.support.reading import parse_json
 _FRAME = 16
 
 
-def _accepts(path: Path, head: bytes) -> bool:
-    return "tfevents" in path.name
-
-
-def _candidates(folder: Path) -> list[Path]:
-    """The folder itself, where it holds event files: a run that was resumed has several."""
-    return [folder] if next(files(folder), None) else []
-
-
 def files(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
@@ -96,4 +87,10 @@ def _json(text: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-SOURCE = Source("events.out.tfevents.* (TensorBoard)", _accepts, _candidates, _read)
+SOURCE = Source(
+    "events.out.tfevents.* (TensorBoard)",
+    lambda path, head: "tfevents" in path.name,
+    # A run that was resumed has several files.
+    lambda folder: [folder] if next(files(folder), None) else [],
+    _read,
+)

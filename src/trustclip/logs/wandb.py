@@ -22,15 +22,6 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _STEPS = ("train/global_step", "training/global_step", "global_step")
 
 
-def _accepts(path: Path, head: bytes) -> bool:
-    return head.startswith(_HEAD)
-
-
-def _candidates(folder: Path) -> list[Path]:
-    """Offline runs in a folder."""
-    return [path for path in Inside(folder).files("*.wandb") if path.is_file()]
-
-
 def _read(path: Path) -> Log:
     """Read an offline run.
 
@@ -127,4 +118,9 @@ def _frames(path: Path, remarks: list[str]) -> Iterator[bytes]:
                 yield b"".join(fragments)
 
 
-SOURCE = Source("run-*.wandb (an offline run of wandb)", _accepts, _candidates, _read)
+SOURCE = Source(
+    "run-*.wandb (an offline run of wandb)",
+    lambda path, head: head.startswith(_HEAD),
+    lambda folder: [path for path in Inside(folder).files("*.wandb") if path.is_file()],
+    _read,
+)

@@ -12,7 +12,7 @@ from trustclip.findings.groups import Group, by_setting, group_runs
 from trustclip.findings.learning import learning, threshold
 from trustclip.logs.choice import Choice
 from trustclip.logs.score_files import read_all
-from trustclip.report import results, shadows
+from trustclip.report import results
 from trustclip.report.draw import budget, curves, mismatch, plots, swept
 from trustclip.report.draw.marks import Figure
 from trustclip.report.learning import table_of
@@ -135,7 +135,7 @@ def collect(
             Section("budget", "Samples and K", _for_each(groups, budget.budget_figure)),
             Section("gate", "Gate", gate),
             Section("sampler", "Sampler", policies),
-            Section("shadows", "Shadows", [], shadows.tables(groups)),
+            Section("shadows", "Shadows", [], results.shadow_tables(groups)),
         ],
     )
 

@@ -1,9 +1,11 @@
-"""The tables of a report: scores of every group, and their differences."""
+"""The tables of a report: scores of every group, their differences, and their shadows."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from trustclip.findings.comparison import Compared
 from trustclip.findings.groups import Estimate, Group, by_setting, names
+from trustclip.findings.shadows import Matrix, matrix, mean_metrics
 from trustclip.report.tables import NOTHING, Cell, Table, TableRow
 from trustclip.support.text import bracket, percent, signed, title_of
 
@@ -176,3 +178,42 @@ def p_text(p: float | None) -> str:
       ('0.041', '< 0.001', '-')
     """
     return "-" if p is None or p != p else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def shadow_tables(groups: Sequence[Group]) -> list[Table]:
+    """For each group with shadows: what they would have cut."""
+    built = []
+    for number, group in enumerate(groups):
+        rows = [row for run in group.runs for row in run.training]
+        overlap = matrix(group.label, mean_metrics(rows))
+        if overlap is not None:
+            built.append(_measures(overlap, group, number))
+    return built
+
+
+def _measures(overlap: Matrix, group: Group, number: int) -> Table:
+    cells = [_share(overlap.gated[0]), *[Cell("-")] * 4]
+    rows = [TableRow(_numbered(0, overlap.names[0]), cells, note="acting", series=group.series)]
+    for i, name in enumerate(overlap.names[1:], start=1):
+        precision, recall = overlap.of_acting(i)
+        cosine = overlap.cosine[0][i]
+        cells = [_share(overlap.gated[i]), _share(precision, 1), _share(recall, 1)]
+        cells.append(_share(overlap.jaccard[0][i], 1))
+        cells.append(Cell("-" if math.isnan(cosine) else f"{cosine:.3f}"))
+        rows.append(TableRow(_numbered(i, name), cells))
+    head = ["cut %", "precision %", "recall %", "Jaccard %", "cosine of updates"]
+    note = (
+        "Numbers are means over the logged updates. Precision is the share of the shadow's cuts "
+        "that the acting method cut, too; recall is the share of the acting method's cuts that the "
+        "shadow cuts, too. In a training by a shadow the tokens would have been others."
+    )
+    title = f"What other methods would have cut in the runs of {group.label}"
+    return Table(f"shadows-{number}", title, "method", [("", head)], rows, [note])
+
+
+def _numbered(i: int, name: str) -> str:
+    return f"{i + 1}\N{NO-BREAK SPACE}{name}"
+
+
+def _share(value: float, digits: int = 2) -> Cell:
+    return Cell(percent(value, digits))

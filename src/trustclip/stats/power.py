@@ -124,12 +124,9 @@ def _detectable(v: Variance, level: float) -> float:
     # Half of all variance estimates are below this multiple of the true one: few seeds show less
     # spread than there is.
     usual = float(chdtri(v.freedom, 0.5)) / v.freedom
-    return _noncentrality(level, v.freedom) * sqrt(v.total / usual)
-
-
-def _noncentrality(level: float, freedom: float) -> float:
-    """Size of a gap, in standard errors, that the t test detects with probability `POWER`."""
-    return float(nctdtrinc(freedom, 1 - POWER, t_quantile(level, freedom)))
+    # Size of a gap, in standard errors, that the t test detects with this probability.
+    errors = float(nctdtrinc(v.freedom, 1 - POWER, t_quantile(level, v.freedom)))
+    return errors * sqrt(v.total / usual)
 
 
 def sampling_variance(counts: Tally, groups: Sequence[Ints]) -> float:

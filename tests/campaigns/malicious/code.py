@@ -36,7 +36,7 @@ def suite(folder: Path, **values: object) -> str:
 
 def enter_run(name: str, says: Iterable[str], *more: str, **rl: object) -> None:
     """Enter ``trustclip run`` of a recipe whose section ``rl`` has these values."""
-    enter(name, lambda folder: ["run", recipe(folder, **rl), *more], 2, *says)
+    enter(name, lambda folder: ["run", recipe(folder, "recipe.yaml", **rl), *more], 2, *says)
 
 
 def enter_suite(name: str, says: Iterable[str], **values: object) -> None:

@@ -16,7 +16,6 @@ from test_suite import Folder
 
 from trustclip.cli.main import main
 from trustclip.train.suite import run_suite
-from trustclip.train.suite.launchers import slurm
 from trustclip.train.suite.launchers.slurm import Resources, attend, resources_of
 
 NO_GPU = {"gpus": 0, "cpus": 1}
@@ -30,30 +29,6 @@ class Elsewhere(Folder):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     return Elsewhere(tmp_path, monkeypatch)
-
-
-@pytest.mark.slow
-def test_the_same_runs_table_and_resume_as_on_this_machine(folder, monkeypatch):
-    """With jobs of submitit's local executor."""
-    pytest.importorskip("submitit", reason="needs submitit: the extra 'slurm'")
-    before = slurm.Slurm.__init__
-    monkeypatch.setattr(slurm.Slurm, "__init__", lambda s, r: before(s, r, "local"))
-    folder.write(seeds=[0])
-    said = folder.run()
-    assert folder.status == 0, said
-    started = folder.starts()
-    assert started[0].startswith("sft-") and len(started) == 4
-    assert folder.folders() == ["atr-seed0", "clip-seed0", "none-seed0", "sft"]
-    text = (folder.out / "table.md").read_text()
-    assert "--on slurm --gpus 0 --cpus 1" in text and "75.0" in text
-    assert "update 8/8" in said and "clip-seed0" in said
-    places = [json.loads(path.read_text()) for path in folder.out.glob("*-seed*/worker.json")]
-    assert len(places) == 3 and all(p["host"] == os.uname().nodename for p in places)
-    folder.run()
-    assert folder.status == 0 and not (folder.control / "starts.txt").exists()
-    folder.write(seeds=[0, 1])
-    Folder.run(folder)  # and go on with it on this machine
-    assert folder.status == 0 and len(folder.starts()) == 3
 
 
 def test_a_worker_told_that_time_is_up_ends_its_run(folder):

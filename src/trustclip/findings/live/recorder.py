@@ -82,10 +82,9 @@ class Recorder(TrainerCallback):
         self._console = Terminal(stderr=True)
         self._run: RunWriter | None = None
         self._trainer: Any = None
-        self._guards = RowGuards(self._notice, rank() == 0)
-
-    def _notice(self, step: int, name: str, text: str) -> None:
-        notifier(self.run, self._console)(step, name, text)
+        self._guards = RowGuards(
+            lambda *notice: notifier(self.run, self._console)(*notice), rank() == 0
+        )
 
     @property
     def run(self) -> RunWriter:

@@ -100,7 +100,10 @@ def traces_of(pairs: Pairs) -> Traces:
     relative = per_room(size, a)
     tail = in_tail(size, relative)
     ratios = d.clamp(max=10.0).exp()
-    explained = slope = surprise = error = 0.0
+    explained = slope = surprise = error = left_out_z = 0.0
+    if d.std() < facts.SKEWED:
+        errors = (1 - ratios).mean() / ((1 - ratios).std() / len(d) ** 0.5)
+        left_out_z = errors.nan_to_num(posinf=0.0, neginf=0.0).item()  # 0 where all are alike
     if pairs.entropy is not None:
         score = a + pairs.entropy.double()
         surprise, error = score.mean().item(), (score.std() / len(score) ** 0.5).item()
@@ -124,7 +127,7 @@ def traces_of(pairs: Pairs) -> Traces:
         tail_mean=size[tail].mean().nan_to_num().item(),
         bulk=size[~tail].mean().nan_to_num().item(),
         left_out=1 - ratios.mean().item(),
-        left_out_z=_errors(1 - ratios) if d.std() < facts.SKEWED else 0.0,
+        left_out_z=left_out_z,
         explained=explained,
         slope=slope,
         surprise=surprise,
@@ -210,11 +213,6 @@ def _stale(pairs: Pairs, relative: Tensor) -> Growth | None:
 
 def _grows(growth: Growth | None) -> bool:
     return growth is not None and growth.exceeds(facts.GROWS, facts.GROWS_ERRORS)
-
-
-def _errors(x: Tensor) -> float:
-    """Mean in standard errors; 0 where all are alike."""
-    return (x.mean() / (x.std() / len(x) ** 0.5)).nan_to_num(posinf=0.0, neginf=0.0).item()
 
 
 def cause_of(traces: Traces) -> str:

@@ -380,7 +380,7 @@ def test_missing_source_names_the_nearest_one(tmp_path):
 
 
 def test_task_is_looked_up_in_the_folder_first(tmp_path):
-    write_jsonl(tmp_path / "amc23_83.jsonl", [{"problem": "q", "answer": "142.0"}])
+    write_jsonl(tmp_path / "amc23_83.jsonl", [{"problem": "q", "answer": "0142"}])
     write_jsonl(tmp_path / "amc2023.jsonl", [{"problem": "other", "answer": "1"}])
     for split, gold in (("train", "1"), ("test", "2")):
         row = {"question": "q", "answer": f"#### {gold}"}

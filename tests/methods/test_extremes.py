@@ -1,6 +1,8 @@
 """Everyday tensors and the ends of the range, in one sequence: every method against its rule."""
 
+import contextlib
 import dataclasses
+import math
 
 import method_cases
 import numpy as np
@@ -37,17 +39,27 @@ class Dice:
         return torch.from_numpy(np.choose(chosen, all_of))
 
 
+def edges(method: tc.Method) -> list[float]:
+    """How far the ends of its interval are from 0, where they are the same for every token."""
+    with contextlib.suppress(ValueError):
+        ends = [end for end in method.log_interval() if isinstance(end, float)]
+        return [abs(end) for end in ends if math.isfinite(end)]
+    return []
+
+
 @pytest.mark.parametrize("largest", [1.0, 1e3])
 @pytest.mark.parametrize("method", KNOWN, ids=method_cases.label)
 def test_agrees_with_the_oracle_at_the_ends_of_the_range(method: tc.Method, largest: float) -> None:
     """Log-ratios to 39, probabilities to e^-300, advantages from 1e-30 to 1e3, in float64."""
     dice = Dice(0)
-    small, near, far = 10 ** dice.uniform(-12, 0), dice.uniform(0, 1), dice.uniform(0, 8)
-    x = torch.from_numpy(dice.sign()) * dice.one_of(0.0, small, near, far, dice.uniform(8, 39))
-    usual, rare = dice.uniform(1e-3, 30), dice.uniform(30, 300)
-    old = -dice.one_of(10 ** dice.uniform(-6, 0), usual, rare)
-    sizes = dice.one_of(0.0, 1.0, dice.uniform(0, 1), 10 ** dice.uniform(-30, 0))
-    advantages = torch.from_numpy(dice.sign()) * largest * sizes
+    small, usual, far = 10 ** dice.uniform(-12, 0), dice.uniform(0, 1), dice.uniform(0, 8)
+    near = [end * dice.uniform(0.98, 1.02) for end in edges(method)]
+    sizes = dice.one_of(0.0, small, usual, far, dice.uniform(8, 39), *near)
+    x = torch.from_numpy(dice.sign()) * sizes
+    likely, rare = dice.uniform(1e-3, 30), dice.uniform(30, 300)
+    old = -dice.one_of(10 ** dice.uniform(-6, 0), likely, rare)
+    share = dice.one_of(0.0, 1.0, dice.uniform(0, 1), 10 ** dice.uniform(-30, 0))
+    advantages = torch.from_numpy(dice.sign()) * largest * share
     mask = torch.ones_like(x, dtype=torch.bool)
     batch = method_cases.batch_for(method, old + x, old, advantages, mask)
     divergences = {

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from rich.console import Console
-from synthetic_runs import Spec, make_run
+from synthetic_runs import Spec, make_run, undrawn
 
 from trustclip.logs.reader import read_run
 from trustclip.logs.samples import sample_rows
@@ -220,7 +220,8 @@ def test_a_mapping_on_the_command_line_hides_its_secrets(argv):
     assert "XYZ123" not in shown and "[redacted]" in shown and argv[0].split("=")[0] in shown
 
 
-def test_pages_and_cards_hide_the_secrets_of_older_runs(tmp_path):
+def test_pages_and_cards_hide_the_secrets_of_older_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr("trustclip.report.draw.figures.draw", undrawn)
     run = make_run(tmp_path / "run", Spec({"name": "atr"}))
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["hub_token"], config["wandb"] = SECRET, {"api_key": SECRET}

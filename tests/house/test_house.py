@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -161,6 +162,124 @@ def test_the_audit_covers_every_pin() -> None:
             read |= set(re.findall(r"^-r (\S+)", (ROOT / "requirements" / name).read_text(), re.M))
     there = {path.name for path in (ROOT / "requirements").glob("*.txt")}
     assert there - read == {"gpu.txt", "oldest.txt"}
+
+
+#: The rooms that read manifests, cursors, tables and samples, and the joins in them of a folder
+#: with a name that no literal or constant spells out: each with where that name comes from.
+_READERS = ("logs", "train/durable", "train/runs", "train/evaluation")
+_JOINS = {
+    "support/inside.py": {
+        "path / part": "the gate itself",
+        "path.with_name(f'{path.name}.part')": "a file of ours, by another ending",
+        "Path(at, name)": "what a folder holds, as the system lists it",
+        "folder / path.relative_to(root)": "the same, for a message",
+    },
+    "train/durable/saving.py": {"folder / name": "names that this process gives its states"},
+    "train/durable/states.py": {
+        "folder / f'{name}.json'": "a state that the caller names: shared, optimizer, rank-N",
+        "folder / f'{name}.safetensors'": "the same",
+        "folder / name": "the same, for a message",
+    },
+    "train/durable/weights.py": {"folder / _file(_adapter(model))": "one of two constants"},
+    "train/durable/store.py": {
+        "self.folder / (_WRITING + ORIGIN)": "two constants",
+        "self.folder / f'step-{step:06d}'": "a number",
+        "self.folder / f'{_WRITING}{self.path(step).name}'": "a number",
+        "path.with_name(f'{_REMOVING}{path.name}-{secrets.token_hex(4)}')": "a path of ours",
+    },
+    "train/runs/directory.py": {
+        "self.path / f'attempt-{number}'": "a number",
+        "folder / self._name(path)": "a file that the folder lists",
+    },
+    "logs/writing/run.py": {
+        "folder / f'update-{step:06d}{own}.parquet'": "numbers of the step and the rank",
+        "self.path / name": "one of two literals",
+        "path / name": "one of three literals",
+    },
+    "logs/samples.py": {
+        """folder / f"samples{own}{(f'-{number:05d}' if number else '')}.jsonl\"""": "numbers"
+    },
+    "train/evaluation/evaluate.py": {
+        "file.with_name(f'{file.name}.aside')": "a file that the folder lists, by another ending"
+    },
+    "logs/reader.py": {"path.parent / near": "a folder that the system lists, for a message"},
+    "train/runs/verify.py": {
+        "folder / name": "one of several literals",
+        "self.folder / name": "summary.json; and a recorded name of which only is asked whether "
+        "anything is there",
+    },
+    "logs/scores.py": {
+        "Path('scores') / f'{arm}-{seed}'.replace('/', '-')": "shown, where no such file can be"
+    },
+}
+
+
+def _joins(path: Path, folders: set[str]) -> Iterator[str]:
+    """Joins of a folder with a name that is not spelled out, in a module."""
+
+    def spelled(node: ast.expr) -> bool:
+        if isinstance(node, ast.JoinedStr):
+            return all(isinstance(part, ast.Constant) for part in node.values)
+        name = getattr(node, "id", getattr(node, "attr", ""))
+        return isinstance(node, ast.Constant) or name.isupper()
+
+    def folder(node: ast.expr) -> bool:
+        """Whether an expression is a path, by its last name."""
+        if isinstance(node, ast.BinOp):
+            return isinstance(node.op, ast.Div) and folder(node.left)
+        node = node.func if isinstance(node, ast.Call) else node
+        return getattr(node, "id", getattr(node, "attr", "")) in folders
+
+    for node in ast.walk(ast.parse(path.read_text())):
+        joined: list[ast.expr] = []
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and folder(node.left):
+            joined = [node.right]
+        elif isinstance(node, ast.Call):
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            if name == "join" and "os.path" not in ast.unparse(node.func):
+                continue
+            if name in ("joinpath", "join", "with_name", "with_stem"):
+                joined = node.args
+            elif name == "Path":
+                joined = node.args[1:]
+        if not all(map(spelled, joined)):
+            yield ast.unparse(node)
+
+
+def _folders() -> set[str]:
+    """Names that are annotated as paths, or given one, anywhere in the package."""
+    found = {"parent", "parents", "Path", "Inside"}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            kind: ast.expr | None = None
+            if isinstance(node, ast.arg | ast.AnnAssign):
+                kind = node.annotation
+            elif isinstance(node, ast.FunctionDef):
+                kind = node.returns
+            if kind is not None and re.search(r"\bPath\b", ast.unparse(kind)):
+                target = getattr(node, "target", None)
+                found.add(
+                    getattr(node, "arg", None)
+                    or getattr(node, "name", None)
+                    or getattr(target, "id", getattr(target, "attr", ""))
+                )
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                value = ast.unparse(node.value)
+                if re.match(r"(Path\(|[\w.]+\.(with_name|with_stem|parent|path)\b)", value):
+                    found.add(node.targets[0].id)
+    return found
+
+
+def test_a_name_from_a_file_becomes_a_path_at_the_gate_alone():
+    """`trustclip.support.inside.Inside`; every other join is of names that no file states."""
+    folders, seen = _folders(), {"support/inside.py"}
+    for room in _READERS:
+        for path in sorted((SOURCE / room).rglob("*.py")):
+            seen.add(module := path.relative_to(SOURCE).as_posix())
+            found, known = set(_joins(path, folders)), _JOINS.get(module, {}).keys()
+            assert found <= known, f"{module}: {sorted(found - known)} instead of Inside(...).path"
+            assert known <= found, f"{module}: {sorted(known - found)} is listed, and gone"
+    assert _JOINS.keys() <= seen
 
 
 #: What opens or lists files, and the readers that may, each with why no stranger's link leads them.

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
-import wrong_methods
 from commands import trustclip
 from patience import NEVER
 from ports import free_port
@@ -34,15 +33,6 @@ def test_help_names_every_command_and_loads_no_torch():
         "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", probe], capture_output=True).returncode == 0
-
-
-def test_check_says_what_is_wrong_with_a_method_of_ones_own(capsys):
-    file = str(Path(wrong_methods.__file__).resolve())
-    assert main(["check", f"{file}:MeanOverPadding", "--bound", "0.05"]) == 1
-    said = capsys.readouterr().out
-    assert ":MeanOverPadding' is wrong.\n- The result depends on masked tokens" in said
-    assert main(["check", "tis", "--inner", f"{file}:Right"]) == 0
-    assert capsys.readouterr().out.startswith("'tis' passes")
 
 
 def test_conform_says_whether_a_loss_is_a_method(tmp_path, capsys):

@@ -75,15 +75,6 @@ def test_every_method_and_composition_is_right(method: tc.Method) -> None:
     assert found, str(found)
 
 
-@pytest.mark.parametrize("inner", [one for one in INNER if one["name"] == "gspo"])
-def test_a_weight_around_a_sequence_is_the_tokens_own(inner: dict) -> None:
-    method = tc.method("tis", inner=inner)
-    batch = tokens(method, "of the sequence")
-    weight = batch.rollout_log_ratio.exp().clamp(max=2.0)
-    alone = tc.coefficient(tc.as_method(inner), batch)
-    torch.testing.assert_close(tc.coefficient(method, batch), weight * alone)
-
-
 def test_the_form_that_follows_the_mean_says_so() -> None:
     """GSPO as a trainer differentiates it: right where a sequence has one advantage."""
     plain, literal = (tc.method("gspo", low=0.1, high=0.1, variant=v) for v in VARIANTS)

@@ -68,24 +68,6 @@ def test_the_command_puts_several_files_into_one_page(tmp_path, tokens) -> None:
         wait(tab, "document.querySelector('#token-status').innerText.startsWith('6 of')")
 
 
-def test_a_wrong_file_is_named_with_what_was_expected(tmp_path, capsys) -> None:
-    cases = {
-        "other.jsonl": ('{"loss": 1.0, "lr": 2}\n', "other.jsonl begins with loss, lr: no log"),
-        "short.jsonl": (
-            '{"logp": [-1.0, -2.0], "advantage": [1.0]}\n',
-            "`advantage` has the shape [1], `logp` has 2 tokens",
-        ),
-        "notes.txt": ("dear diary", "notes.txt is no log that can be read"),
-        "none.json": (None, "none.json: there are no tokens, and no such file"),
-    }
-    for name, (text, wanted) in cases.items():
-        if text is not None:
-            (tmp_path / name).write_text(text)
-        argv = ["microscope", str(tmp_path / name), "-o", str(tmp_path / "a.html")]
-        assert main(argv) == 2, name
-        assert wanted in capsys.readouterr().err, name
-
-
 def test_nothing_can_leave_the_page(page) -> None:
     text = page.read_text(encoding="utf-8")
     policy = html.unescape(re.search(r'Content-Security-Policy" content="([^"]+)"', text)[1])  # type: ignore[index]

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from html import escape
@@ -570,14 +569,6 @@ def test_a_run_that_has_logged_nothing_gives_no_page_but_what_is_missing(tmp_pat
     (path / "config.yaml").write_text("command: run\nmodel: some/model\nseed: 0\n")
     said = "Fine-tuning has reached step 7; reinforcement learning has not begun."
     assert collect([path]).headline == said
-
-
-def test_matplotlib_is_not_loaded_to_read_runs():
-    code = (
-        "import sys, trustclip.report.collect, trustclip.report.page; "
-        "sys.exit('matplotlib' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_the_largest_differences_come_first_and_findings_lead_to_what_shows_them(tmp_path):

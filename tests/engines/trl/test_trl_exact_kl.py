@@ -78,14 +78,6 @@ def test_every_second_generation(tmp_path):
     assert known == [True] * 3 + [False] * 3 + [True] * 3
 
 
-def test_a_method_that_needs_one_may_be_watched_too(tmp_path):
-    settings = {"order": "new_old", "delta": 1e-3}
-    blind = constrained(tmp_path / "a", "full_kl", settings)
-    seeing = constrained(tmp_path / "b", "full_kl", settings, exact_kl_every=2)
-    assert seeing.grad_norms == blind.grad_norms
-    assert max(seeing.column("trustclip/kl_old_new")) > 0
-
-
 def test_less_than_never_is_refused(tmp_path):
     with pytest.raises(ValueError, match="exact_kl_every must be at least 0, got -1"):
         ConstrainedGRPOConfig(str(tmp_path), num_iterations=2, use_cpu=True, exact_kl_every=-1)

@@ -72,7 +72,7 @@ def parse(
         raise ValueError(f"unexpected argument {arguments[0]!r}; see trustclip {command} --help.")
     for name in changes if make is build else ():
         if path_of(name, short).partition(".")[0] not in fields_of(cls):
-            flags = [flag for one in options if not one.positional for flag in one.flags]
+            flags = ["--help", *(flag for o in options if not o.positional for flag in o.flags)]
             raise ValueError(unknown(f"option of {command}", f"--{name.replace('_', '-')}", flags))
     return make(cls, content, Source(changes=changes, aliases=short))
 

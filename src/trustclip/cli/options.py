@@ -1,6 +1,7 @@
 """The options of a command as its class declares them: names, types, defaults; its help text."""
 
 import inspect
+import re
 import shutil
 import textwrap
 from collections.abc import Sequence
@@ -105,7 +106,8 @@ def options_of(cls: Any, prefix: str = "") -> tuple[Option, ...]:
         field, extras = cls.__dataclass_fields__[name], marks(hints[name])
         if any(isinstance(mark, Dotted) for mark in extras):
             continue
-        if inner := section_of(bare[name]):
+        inner = class_in(bare[name])
+        if inner and not hasattr(inner, "surrogate"):  # a method is one value
             options += options_of(inner, f"{prefix}{name}.")
             continue
         default = field.default
@@ -115,25 +117,11 @@ def options_of(cls: Any, prefix: str = "") -> tuple[Option, ...]:
     return tuple(options)
 
 
-def section_of(hint: Any) -> Any:
-    """The class of settings that a field holds, or may hold; None where it holds a value."""
-    inner = class_in(hint)
-    return None if hasattr(inner, "surrogate") else inner  # a method is one value
-
-
 def describe(cls: type) -> str:
     """What the options of a class are for: its docstring, without the sections."""
-    doc = cls.__doc__ or ""
-    if doc.startswith(f"{cls.__name__}("):  # the signature, which a dataclass has in its place
-        return ""
-    text = inspect.cleandoc(doc)
-    for section in ("$$", "Args:", "Example:", "References:"):
-        text = text.partition(f"\n{section}")[0]
-    width = shutil.get_terminal_size().columns - 2
-    return "\n\n".join(
-        paragraph if "\n  " in paragraph else textwrap.fill(paragraph, width)
-        for paragraph in text.strip().split("\n\n")
-    )
+    doc = inspect.cleandoc(cls.__doc__ or "")
+    own = not doc.startswith(f"{cls.__name__}(")  # else the signature, which a dataclass puts there
+    return re.split(r"\n(?:\$\$|Args:|Example:|References:)", doc)[0].strip() if own else ""
 
 
 def help_of(cls: type, command: str, usage: str = "") -> str:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from peaks import peak_memory
 from printed import measured
 
-from trustclip_lab.bench.counts import check_counts
+from trustclip.support.checked import Count
 from trustclip_lab.bench.measure import in_turn
 from trustclip_lab.bench.table import Table
 
@@ -25,15 +25,15 @@ HeadTraining = Literal["frozen", "trained", "both"]
 class HeadOptions:
     """What is measured."""
 
-    tokens: int | None = None
+    tokens: Count | None = None
     """Tokens N; 256 on a CPU and 16384 on a GPU when unset."""
-    hidden: int | None = None
+    hidden: Count | None = None
     """Hidden size H; 896, 2048 and 4096 when unset, one after the other."""
-    vocabulary: int | None = None
+    vocabulary: Count | None = None
     """Vocabulary V; that of a model of this width when unset, 151936 for another."""
     head: HeadTraining = "both"
     """Whether the head's weight is trained."""
-    repeats: int = 3
+    repeats: Count = 3
     """Repetitions; the median is reported."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device."""
@@ -41,9 +41,6 @@ class HeadOptions:
     """Of hidden states and weight; float32 on a CPU and bfloat16 on a GPU when unset."""
     rows: Literal["heads", "ours", "all"] = "heads"
     """Heads with log-probabilities and entropies; what else ours can do; or both."""
-
-    def __post_init__(self) -> None:
-        check_counts(self, "tokens", "hidden", "vocabulary", "repeats")
 
 
 @dataclass(frozen=True)

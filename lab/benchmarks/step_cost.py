@@ -14,7 +14,7 @@ from typing import Any
 
 from printed import measured
 
-from trustclip_lab.bench.counts import check_counts
+from trustclip.support.checked import Count
 from trustclip_lab.bench.table import Table
 
 #: Row -> settings of ours, or None for stock TRL.
@@ -33,23 +33,22 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
 class StepOptions:
     """What is measured."""
 
-    updates: int = 32
+    updates: Count = 32
     """Updates of a run."""
-    updates_per_generation: int = 16
+    updates_per_generation: Count = 16
     """Updates per generation of samples."""
-    completions: int = 16
+    completions: Count = 16
     """Completions per update, 8 for each prompt."""
-    tokens: int = 32
+    tokens: Count = 32
     """Longest completion."""
     vocabulary: int | None = None
     """Vocabulary size, at least that of the tiny model (the default); Qwen3 has 151936."""
     lora: bool = False
     """Train adapters, with a frozen head."""
-    repeats: int = 5
+    repeats: Count = 5
     """Repetitions; the median is reported."""
 
     def __post_init__(self) -> None:
-        check_counts(self, "updates", "updates_per_generation", "completions", "tokens", "repeats")
         if self.vocabulary is not None and self.vocabulary < 512:
             raise ValueError(f"--vocabulary must be at least 512, got {self.vocabulary}.")
         if self.completions % 8:

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from step_rates import rate
 
-from trustclip_lab.bench.counts import check_counts
+from trustclip.support.checked import Count
 
 Tuning = Literal["full", "lora"]
 
@@ -95,17 +95,17 @@ MODELS = {
 class Work:
     """One step."""
 
-    completions: int = 2048
+    completions: Count = 2048
     """Completions of a generation."""
-    prompt: int = 256
+    prompt: Count = 256
     """Tokens of a prompt, mean."""
-    tokens: int = 2048
+    tokens: Count = 2048
     """Tokens of a completion, mean."""
-    longest: int = 4096
+    longest: Count = 4096
     """Tokens of the longest completion."""
-    updates: int = 4
+    updates: Count = 4
     """Optimizer updates that share a generation."""
-    epochs: int = 1
+    epochs: Count = 1
     """Passes over a generation."""
     zero_share: float = 0.0
     """Share of completions with zero advantage, which no update uses."""
@@ -113,7 +113,6 @@ class Work:
     """All weights, or LoRA with a frozen head."""
 
     def __post_init__(self) -> None:
-        check_counts(self, "completions", "prompt", "tokens", "longest", "updates", "epochs")
         if self.longest < self.tokens:
             raise ValueError(
                 f"--longest must be at least the mean, --tokens {self.tokens}, got {self.longest}."

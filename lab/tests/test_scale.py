@@ -65,7 +65,7 @@ def test_from_arguments_to_a_table(capsys):
     [
         (["--model", "8"], "unknown model '8'; did you mean '8b'?"),
         (["--gpus", "0"], "--gpus must be at least 1, got 0"),
-        (["--tokens", "0"], "--tokens must be at least 1, got 0"),
+        (["--tokens", "0"], "`tokens` should be greater than or equal to 1, got 0"),
         (["--longest", "100"], "--longest must be at least the mean, --tokens 2048, got 100"),
         (["--zero-share", "1.5"], "--zero-share must be from 0 to 1, got 1.5"),
     ],

@@ -157,7 +157,7 @@ def test_output_in_ascii_has_a_question_mark_for_what_it_lacks():
     assert done.stdout.split() == [b"a??"], done.stderr
 
 
-@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"bench", "bounds", "check"}))
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"bounds", "check"}))
 def test_wrong_usage_is_one_sentence(name, capsys):
     assert main([name, "--nope", "1"]) == 2
     said = capsys.readouterr().err

@@ -226,7 +226,7 @@ def _message_of(error: Exception) -> str | None:
         return _system_message(error)
     # An error of these libraries can only have been raised if they are imported.
     for module, kind in (("yaml", "YAMLError"), ("safetensors", "SafetensorError")):
-        if module in sys.modules and isinstance(error, getattr(sys.modules[module], kind)):
+        if sys.modules.get(module) and isinstance(error, getattr(sys.modules[module], kind)):
             return " ".join(str(error).split())
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed and isinstance(error, distributed.DistStoreError | distributed.DistNetworkError):

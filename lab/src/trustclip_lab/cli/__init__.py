@@ -16,7 +16,6 @@ COMMANDS = {
     "control": Command(_LABORATORY, "methods in PPO on Gymnasium environments, over seeds"),
     "paper": Command(_LABORATORY, "the ATR-GRPO paper's tables, audited"),
     "bench": Command(
-        "trustclip_lab.cli.bench",
-        "what a GPU settles: the head against others, in stages that resume",
+        _LABORATORY, "what a GPU settles: the head against others, in stages that resume"
     ),
 }

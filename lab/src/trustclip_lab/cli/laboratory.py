@@ -1,4 +1,4 @@
-"""The laboratory's commands, but ``bench``: ``trustclip lab``, ``arena``, ``theory``, ..."""
+"""The laboratory's commands: ``trustclip lab``, ``arena``, ``theory``, ..."""
 
 import dataclasses
 import json
@@ -88,6 +88,18 @@ def _preset(presets: Mapping[str, Any], name: str) -> dict[str, Any]:
     if name not in presets:
         raise ValueError(unknown("preset", name, presets))
     return vars(presets[name])
+
+
+def bench(argv: Sequence[str]) -> None:
+    """``trustclip bench gpu``: the stages that a GPU settles, and their tables."""
+    from trustclip_lab.bench.gpu.session import GpuOptions, run
+
+    options = parse(GpuOptions, argv, "bench")
+    import torch
+
+    torch.set_num_threads(1)
+    for table in run(options):
+        table.print(Terminal())
 
 
 @dataclasses.dataclass

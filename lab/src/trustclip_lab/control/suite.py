@@ -13,8 +13,6 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from trustclip.constraints.base import Method
-from trustclip.constraints.registry import as_method
 from trustclip.stats import Difference, Interval, RunSummary, holm
 from trustclip.support.checked import Count, Positive, checked
 from trustclip.support.jsonl import write_json
@@ -22,14 +20,12 @@ from trustclip.support.marks import Also
 from trustclip.support.terminal import print_table
 from trustclip_lab.stats.aggregates import interquartile_interval
 from trustclip_lab.stats.equivalence import conclude, equivalence_p, paired_runs
+from trustclip_lab.tabular.sweep import UNCONSTRAINED, parse_method
 
 #: Difference that would matter, a share of the reference's return.
 MARGIN = 0.1
 #: Corrected p at which a difference is found.
 ALPHA = 0.05
-#: Name for a gate that never closes.
-UNCONSTRAINED = "none"
-_OPEN = {"name": "clip_higher", "low": 1.0, "high": 1e9}
 #: Error for a missing package.
 _EXTRA = "this needs the extra `control`: pip install 'trustclip[control]' ({error})."
 
@@ -78,19 +74,7 @@ class ControlSettings:
         return self.reference or ("clip" if "clip" in self.methods else self.methods[0])
 
 
-def parse_method(text: str) -> Method:
-    """The method given by a text.
-
-    Example:
-      >>> parse_method("{name: atr, delta: 0.05}").to_dict()["delta"]
-      0.05
-    """
-    import yaml
-
-    return as_method(_OPEN if text == UNCONSTRAINED else yaml.safe_load(text))
-
-
-#: Larger tables by name: minutes, and a night, on one core.
+#: Larger tables by name: minutes on one core.
 PRESETS = {
     "small": ControlSettings(
         envs=("CartPole-v1", "InvertedPendulum-v5", "InvertedDoublePendulum-v5"),
@@ -105,19 +89,7 @@ PRESETS = {
         steps=10240,
         learning_rate=3e-3,
     ),
-    "night": ControlSettings(
-        envs=(
-            "CartPole-v1", "Acrobot-v1", "InvertedDoublePendulum-v5", "Hopper-v5",
-            "HalfCheetah-v5",
-        ),
-        methods=(
-            UNCONSTRAINED, "clip", "clip_higher", "atr", "kl2", "full_kl", "trpo", "soft_gate",
-            "{name: truly_ppo, variant: truly}",
-        ),
-        seeds=8,
-        steps=102400,
-    ),
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass(frozen=True)

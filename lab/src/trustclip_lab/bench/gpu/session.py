@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trustclip.logs.writing.environment import versions
+from trustclip.support.checked import Count
 from trustclip.support.jsonl import append_jsonl, read_jsonl, read_mapping, write_json, write_text
+from trustclip.support.marks import Argument
 from trustclip.support.names import unknown
 from trustclip.support.text import markdown_table
-from trustclip_lab.bench.counts import check_counts
 from trustclip_lab.bench.gpu import STAGES
 from trustclip_lab.bench.gpu.cases import CannotRun, Case, Place, Row, Stage, stage
 from trustclip_lab.bench.table import Table, machine
@@ -39,11 +40,13 @@ _RESERVE, _MARGIN, _LEAST = 30.0, 5.0, 20.0
 
 @dataclass(frozen=True)
 class GpuOptions:
-    """Options of `trustclip bench gpu`."""
+    """Everything that a GPU settles, in stages; a second call goes on with what is missing."""
 
+    topic: Argument[Literal["gpu"]] = "gpu"
+    """What is measured."""
     out: Path = Path("runs/gpu")
     """Folder of README.md and cases.jsonl; a second call goes on with what is missing."""
-    minutes: int = 9
+    minutes: Count = 9
     """The session ends within them."""
     stages: str = ",".join(STAGES)
     """Stages to run, the first ones first."""
@@ -53,7 +56,6 @@ class GpuOptions:
     """Tiny shapes on a GPU too."""
 
     def __post_init__(self) -> None:
-        check_counts(self, "minutes")
         for name in self.chosen:
             if name not in STAGES:
                 raise ValueError(unknown("stage", name, STAGES))

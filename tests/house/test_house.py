@@ -193,22 +193,10 @@ _JOINS = {
     },
     "logs/writing/run.py": {
         "folder / f'update-{step:06d}{own}.parquet'": "numbers of the step and the rank",
-<<<<<<< HEAD
         "self.path / f'samples{own}.jsonl'": "the number of the rank",
         "self.path / name": "one of two literals",
         "path / name": "one of three literals",
     },
-=======
-        "self.path / name": "one of two literals",
-        "path / name": "one of three literals",
-    },
-    "logs/samples.py": {
-        """folder / f"samples{own}{(f'-{number:05d}' if number else '')}.jsonl\"""": "numbers"
-    },
-    "train/evaluation/evaluate.py": {
-        "file.with_name(f'{file.name}.aside')": "a file that the folder lists, by another ending"
-    },
->>>>>>> v-tests2
     "logs/reader.py": {"path.parent / near": "a folder that the system lists, for a message"},
     "train/runs/verify.py": {
         "folder / name": "one of several literals",

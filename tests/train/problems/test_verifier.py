@@ -96,8 +96,8 @@ def test_no_false_positive_on_adversarial_text(verifier):
 
 def test_hostile_answers_are_bounded_and_leave_their_neighbours_alone(verifier):
     before = verifier.counts["timeout"]
-    bad = hostile(4)
-    texts = [text for answer in bad for text in (answer, r"\boxed{\frac{4}{2}}")]
+    right = [rf"\boxed{{\frac{{{2 * k}}}{{{k}}}}}" for k in range(11, 15)]  # each a question
+    texts = [text for pair in zip(hostile(4), right, strict=True) for text in pair]
     assert verifier.score(["2"] * 8, texts) == [0.0, 1.0] * 4
     assert verifier.counts["timeout"] - before == 4
 

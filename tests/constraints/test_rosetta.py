@@ -5,9 +5,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+import engine_cases
 import engine_formulas
 import pytest
 import rosetta_cases
+import test_twins
 import torch
 from extensions.rosetta import page as written
 
@@ -17,6 +19,15 @@ from trustclip.constraints.gradients import gradient_with_candidates
 from trustclip.constraints.notation import spelled
 from trustclip.engines.limits import ENGINES, refusal
 from trustclip.support.names import nearest
+
+#: What TRL is given beyond its defaults.
+TRL: dict[str, dict[str, Any]] = {
+    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence"},
+    "luspo": {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
+    "delta": {"delta": 4.0},
+    "opsm": {"off_policy_mask_threshold": 0.5},
+}
 
 
 def gradient_of_formula(engine: str, row: rosetta.Row, batch: tc.TokenBatch) -> torch.Tensor:
@@ -108,6 +119,38 @@ def changed(values: dict[str, Any]) -> list[dict[str, Any]]:
 #: Numbers between which and three quarters of them no token is: all candidates are dropped, and
 #: no sequence has moved by as little as the mask allows; and one that may not be as low.
 UNSEEN = {("share", 1.0), ("delta", 1e-4), ("ceiling", 1.4)}
+
+
+@pytest.mark.parametrize("case", rosetta_cases.rows("package", "trl"), ids=rosetta_cases.label)
+def test_trl_has_the_same_gradient(
+    case: rosetta_cases.Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stock TRL with its defaults, but for what the row says is set."""
+    row = case[1]
+    if row.name == "vllm":
+        pytest.skip("TRL computes these weights while it samples: see the next test")
+    settings = TRL.get(row.name, {"loss_type": row.name})
+    batch, method = rosetta_cases.tokens(), rosetta_cases.method_of(*case)
+    longest = {"max_completion_length": engine_cases.MAX_LENGTH}
+    stock = test_twins.trainer_of("TRL", settings | longest, tmp_path)
+    own = str(stock.loss_type)
+    loss_type = test_twins.AGGREGATED.get(own, own)
+    assert AGGREGATIONS[loss_type] == row.aggregation
+    want = test_twins.twin_cases.wanted(method, batch, TEST_NAMES.get(loss_type, loss_type))
+    got = test_twins.gradient_of(stock, batch, monkeypatch)
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-12)
+
+
+#: TRL's loss types and what a row calls their aggregation.
+AGGREGATIONS = {
+    "dapo": "dapo",
+    "grpo": "sequence_mean",
+    "bnpo": "token_mean",
+    "dr_grpo": "dr_grpo",
+    "luspo": "mean of sequence sums",
+}
+#: On one micro-batch the mean over its tokens is that over the update's.
+TEST_NAMES = {"bnpo": "dapo"}
 
 
 def test_under_vllm_the_row_is_trls_default_and_a_proven_twin() -> None:

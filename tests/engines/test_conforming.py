@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 import trustclip as tc
-from trustclip.constraints import rosetta
 
 #: One advantage for each sequence is what these engines pass.
 OWN_ADVANTAGES = ["advantages by token"]
@@ -37,12 +36,11 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 IN_HALF = ("sapo", "cispo")
 
 
-def conforms(loss: Loss, method: tc.Method, row: str, leave_out: list[str] | None = None) -> Any:
+def conforms(loss: Loss, method: tc.Method, row: str, leave_out: list[str] | None = None) -> None:
     """The loss has the method's gradient, but for rounding in bfloat16 where it does not widen."""
     found = tc.conform(loss, method, leave_out=leave_out or [])
     rounded = [one for one in found.differences if one.cause == "rounding" and row in IN_HALF]
     assert len(rounded) == len(found.differences), found
-    return found
 
 
 # TRL -------------------------------------------------------------------------------------------
@@ -74,20 +72,12 @@ TRL: dict[str, dict[str, Any]] = {
     "delta": {"delta": 4.0},
     "opsm": {"off_policy_mask_threshold": 0.5},
 }
-#: What an aggregation of TRL's rows is on one micro-batch, where that has another name.
-ALONE = {
-    "dapo": "token_mean",
-    "dr_grpo": "sequence_sum_mean",
-    "mean of sequence sums": "sequence_sum_mean",
-}
 
 
 @pytest.mark.parametrize("row", TRL)
 def test_trl(row: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     loss = of_trl(tmp_path, monkeypatch, **TRL[row])
-    found = conforms(loss, tc.preset("trl", row), row, OWN_ADVANTAGES)
-    stated = next(one.aggregation for one in rosetta.ENGINES["trl"].rows if one.name == row)
-    assert found.aggregation == ALONE.get(stated, stated)
+    conforms(loss, tc.preset("trl", row), row, OWN_ADVANTAGES)
 
 
 def test_another_clip_in_trl_is_seen(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

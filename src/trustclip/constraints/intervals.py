@@ -260,18 +260,12 @@ def log_bernoulli_kl(logp_old: Tensor, delta: Tensor | float) -> tuple[Tensor, T
         value.sub_(threshold).addcmul_(s, x, value=-1)
         x.addcdiv_(value.mul_(partition), growth.mul_(variance), value=-1)
     if logp_old.dtype == torch.float64:
-        low, high = _log_ratios(x, s, p < 0.5)
+        # The token is the rarer outcome, or all others are: then only the partition changes for it.
+        log_ratio = torch.where(p < 0.5, x, 0.0) - torch.log1p(s * torch.expm1(x))
     else:
         # At a root the logarithm of the partition is s x + delta: cheap, and right to 1e-16 nats.
         log_ratio = x.mul_(rest.copysign_(0.5 - p)).sub_(threshold)
-        low, high = torch.minimum(*log_ratio), torch.maximum(*log_ratio)
+    low, high = torch.minimum(*log_ratio), torch.maximum(*log_ratio)
     if far is not None:
         low, high = (torch.where(beyond, f, n) for f, n in zip(far, (low, high), strict=True))
     return low.to(logp_old.dtype), high.to(logp_old.dtype)
-
-
-def _log_ratios(x: Tensor, s: Tensor, rare: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-ratios of the token, low and high, from changes of the rarer outcome's logit."""
-    # The token is that outcome, or all others are: then only the partition changes for it.
-    log_ratio = torch.where(rare, x, 0.0) - torch.log1p(s * torch.expm1(x))
-    return torch.minimum(*log_ratio), torch.maximum(*log_ratio)

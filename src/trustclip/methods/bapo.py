@@ -79,7 +79,9 @@ class BAPO(Method, statistics_over="micro_batch"):
 
     def statistics(self, batch: TokenBatch, reduce: Reduce = lambda x: x) -> dict[str, Tensor]:
         """Log of the bounds that meet the target, or of the last ones, over all ranks."""
-        lows, highs = self._rungs()
+        # Bounds of the ratio, in the order they are tried.
+        lows = _steps(1 - self.low, 1 - self.low_limit, self.low_step)
+        highs = _steps(1 + self.high, 1 + self.high_limit, self.high_step)
         w, a, finite = safe_exp(batch.log_ratio.detach()), batch.advantages, batch.finite
         signal = batch.logp_old.double().exp() * a.abs()  # [batch, time]
         positive, negative = finite & (a > 0), finite & (a < 0)
@@ -100,11 +102,6 @@ class BAPO(Method, statistics_over="micro_batch"):
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         statistics = batch.statistics or self.statistics(batch)
         return gates.interval(batch, (statistics["log_low"], statistics["log_high"]))
-
-    def _rungs(self) -> tuple[list[float], list[float]]:
-        """Lower and upper bounds of the ratio, in the order they are tried."""
-        lows = _steps(1 - self.low, 1 - self.low_limit, self.low_step)
-        return lows, _steps(1 + self.high, 1 + self.high_limit, self.high_step)
 
 
 def _steps(first: float, last: float, step: float) -> list[float]:

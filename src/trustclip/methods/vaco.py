@@ -1,8 +1,5 @@
 """VACO: no token moves further away in a sequence whose mean total variation is at its limit."""
 
-import torch
-from torch import Tensor
-
 from trustclip.constraints import divergences, gates, levels
 from trustclip.constraints.base import Method, Positive, Trait, definition
 from trustclip.constraints.batch import Anchor, Surrogate, TokenBatch
@@ -50,12 +47,9 @@ class VACO(Method, traits=Trait.CUTS | Trait.SEES_OTHERS):
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         batch = batch.against(self.anchor)
-        distance = self.total_variation(batch.log_ratio.detach(), batch.mask)
+        # Estimated total variation of each token's sequence, [batch, time].
+        tokens = divergences.tv(batch.log_ratio.detach())
+        distance = levels.reduce("sequence", "mean", tokens, batch.mask)
         x = batch.log_ratio + 0 * distance  # NaN throughout a sequence whose distance is unknown
         kept = gates.keeps_gradient(distance <= self.delta, x, batch.advantages, "outward")
         return gates.hard(batch, kept, log_ratio=x)
-
-    @torch.no_grad()
-    def total_variation(self, log_ratio: Tensor, mask: Tensor) -> Tensor:
-        """Estimated total variation of each token's sequence. Shape [batch, time]."""
-        return levels.reduce("sequence", "mean", divergences.tv(log_ratio), mask)

@@ -81,26 +81,19 @@ class ATR(Method):
         one_interval = self.level == "token" or (self.reduction, self.weight) == ("ratio", "level")
         if one_interval and not isinstance(self.delta, Tensor):
             return gates.interval(batch, self.log_interval(), self.side, self.level)
-        weight_level = self.level if self.weight == "level" else "token"
-        x, divergence = (
-            levels.log_ratio_at(weight_level, batch.log_ratio, batch.mask),
-            self.divergence(batch),
-        )
+        of_level = levels.log_ratio_at(self.level, batch.log_ratio, batch.mask)
+        x = of_level if self.weight == "level" else batch.log_ratio
+        if self.reduction == "ratio":
+            divergence = divergences.k3(of_level.detach())  # [batch, time], as everything here
+        else:
+            tokens = divergences.k3(batch.log_ratio.detach())
+            divergence = levels.reduce(self.level, self.reduction, tokens, batch.mask)
         # A NaN among the tokens that the level covers makes the token's own value NaN.
         x = x + torch.where(divergence.isnan(), divergence, 0.0)
         satisfied = divergence <= self.delta
         if self.reduction == "ratio" and not isinstance(self.delta, Tensor):
             # The log-ratio is compared, as everywhere: next to a bound, k3 itself rounds to delta.
             low, high = self.log_interval()
-            level = levels.log_ratio_at(self.level, batch.log_ratio, batch.mask)
-            satisfied = (low <= level) & (level <= high)
+            satisfied = (low <= of_level) & (of_level <= high)
         kept = gates.keeps_gradient(satisfied, x, batch.advantages, self.side)
         return gates.hard(batch, kept, log_ratio=x)
-
-    @torch.no_grad()
-    def divergence(self, batch: TokenBatch) -> Tensor:
-        """The divergence that is compared with ``delta``, nats. Shape [batch, time]."""
-        if self.reduction == "ratio":
-            return divergences.k3(levels.log_ratio_at(self.level, batch.log_ratio, batch.mask))
-        tokens = divergences.k3(batch.log_ratio)
-        return levels.reduce(self.level, self.reduction, tokens, batch.mask)

@@ -4,8 +4,6 @@ What was published on control (TRPO, Truly PPO, TRGPPO) meets here what was publ
 models, in minutes on a CPU, with exact KL divergences in closed form. Needs the extra ``control``.
 """
 
-from trustclip_lab.control.suite import PRESETS as PRESETS
-from trustclip_lab.control.suite import ControlSettings as ControlSettings
-from trustclip_lab.control.suite import run_control as run_control
+from trustclip_lab.control.suite import PRESETS, ControlSettings, run_control
 
 __all__ = ["PRESETS", "ControlSettings", "run_control"]

@@ -19,8 +19,13 @@ from trustclip.support.jsonl import write_json
 from trustclip.support.marks import Also
 from trustclip.support.terminal import print_table
 from trustclip_lab.stats.aggregates import interquartile_interval
-from trustclip_lab.stats.equivalence import conclude, equivalence_p, paired_runs
-from trustclip_lab.tabular.sweep import UNCONSTRAINED, parse_method
+from trustclip_lab.stats.equivalence import (
+    UNCONSTRAINED,
+    conclude,
+    equivalence_p,
+    paired_runs,
+    parse_method,
+)
 
 #: Difference that would matter, a share of the reference's return.
 MARGIN = 0.1

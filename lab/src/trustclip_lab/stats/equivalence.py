@@ -7,12 +7,28 @@ from typing import Literal
 
 import numpy as np
 
+from trustclip.constraints.base import Method
+from trustclip.constraints.registry import as_method
 from trustclip.stats.confidence import RunSummary
 from trustclip.stats.differences import Difference, chance_below, holm
 from trustclip.stats.differences import paired_runs as paired_runs
 from trustclip.stats.scores import Floats
+from trustclip.support.yaml_files import parse_scalar
 
 Conclusion = Literal["larger", "smaller", "equivalent", "inconclusive"]
+#: Name, among compared methods, of a gate that never closes.
+UNCONSTRAINED = "none"
+
+
+def parse_method(text: str) -> Method:
+    """The compared method that a text gives.
+
+    Example:
+      >>> parse_method("{name: atr, delta: 0.05}").to_dict()["delta"]
+      0.05
+    """
+    never = {"name": "clip_higher", "low": 1.0, "high": 1e9}
+    return as_method(never if text == UNCONSTRAINED else parse_scalar(text))
 
 
 def equivalence_p(differences: RunSummary, margin: float) -> float:

@@ -12,19 +12,16 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from trustclip.constraints.base import Method, methods
-from trustclip.constraints.registry import as_method, method
+from trustclip.constraints.base import methods
 from trustclip.stats import Interval, RunSummary
 from trustclip.support.checked import Count, Positive, checked
 from trustclip.support.terminal import print_table
 from trustclip.support.text import bracket, markdown_table, percent
 from trustclip_lab.stats.aggregates import interquartile_interval
-from trustclip_lab.stats.equivalence import Contrast, contrasts
+from trustclip_lab.stats.equivalence import UNCONSTRAINED, Contrast, contrasts, parse_method
 from trustclip_lab.tabular.training import GROUP, Outcome, Schedule, train
 from trustclip_lab.tabular.trees import ENVIRONMENTS
 
-#: Names in `TabularSettings.methods` for a gate that never closes, and for every method.
-UNCONSTRAINED, ALL = "none", "all"
 #: Smallest difference in return that would matter: a point of the best return.
 MARGIN = 0.01
 #: Share of the problems that choose each method's learning rate, where there are several.
@@ -80,28 +77,14 @@ class TabularSettings:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the methods, with "all" expanded."""
-        return (UNCONSTRAINED, *methods()) if self.methods == (ALL,) else self.methods
-
-
-def parse_method(text: str) -> Method:
-    """The method given by a text.
-
-    Example:
-      >>> parse_method("{name: atr, delta: 0.05}").to_dict()["delta"]
-      0.05
-    """
-    import yaml
-
-    if text == UNCONSTRAINED:
-        return method("clip_higher", low=1.0, high=1e9)
-    return as_method(yaml.safe_load(text))
+        return (UNCONSTRAINED, *methods()) if self.methods == ("all",) else self.methods
 
 
 #: Larger tables by name: every method; and the questions of the arena, at sixteen updates a
 #: generation and before the best return is near. The last three have the bounds of atr, the same
 #: width with up and down exchanged, and the same width the same up and down.
 PRESETS = {
-    "full": TabularSettings(methods=(ALL,), learning_rates=(2.0, 8.0, 32.0, 128.0), seeds=24),
+    "full": TabularSettings(methods=("all",), learning_rates=(2.0, 8.0, 32.0, 128.0), seeds=24),
     "arena": TabularSettings(
         methods=(
             "atr", UNCONSTRAINED, "clip", "full_kl", "soft_gate", "dppo",

@@ -299,7 +299,7 @@ def test_an_alias_is_listed_and_taken_by_the_commands(capsys: pytest.CaptureFixt
     from trustclip.cli.main import main
 
     assert main(["methods"]) == 0
-    assert "cfpo is spo; decoupled_ppo is tis --inner clip" in capsys.readouterr().out
+    assert "cfpo is spo(); decoupled_ppo is tis(clip)" in capsys.readouterr().out
     assert main(["bounds", "decoupled_ppo", "--ceiling", "3"]) == 0
     assert "TIS(inner=Clip(" in capsys.readouterr().out
     with pytest.raises(ValueError, match="did you mean 'cfpo'"):

@@ -145,7 +145,7 @@ def test_errors_name_the_file_and_what_is_left(tmp_path):
 def test_an_extent_of_a_missing_file_and_of_many_blocks(tmp_path, monkeypatch):
     path, extents = tmp_path / "rows", Extents()
     with pytest.raises(ValueError, match="5 bytes then, 0 now"):
-        extents.restore(path, {"bytes": 5, "sha256": ""})
+        extents.restore(path, 5)
     monkeypatch.setattr("trustclip.logs.writing.extents._BLOCK", 4)
     path.write_bytes(b"abcdef")
     extent = extents.of(path)

@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 from patience import until
-from rich.console import Console
 from test_suite import Folder
 
 from trustclip.cli.main import main
-from trustclip.train.suite import run_suite
 from trustclip.train.suite.launchers.slurm import Resources, attend, resources_of
 
 NO_GPU = {"gpus": 0, "cpus": 1}
@@ -81,10 +79,11 @@ def test_bad_arguments_before_anything_starts(folder, arguments, message, capsys
     assert not folder.out.exists()
 
 
-def test_a_missing_package_is_told_with_its_remedy(folder, monkeypatch):
+def test_a_missing_package_is_told_with_its_remedy(folder, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(ValueError, match=r"needs the package submitit: pip install 'trustclip\["):
-        run_suite(folder.file, Console(), on="slurm")
+    assert main(["suite", str(folder.file), "--on", "slurm"]) == 2
+    said = capsys.readouterr().err
+    assert "the package submitit is not installed: pip install 'trustclip[slurm]'" in said
     assert not folder.out.exists()
 
 

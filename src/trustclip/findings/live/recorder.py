@@ -131,7 +131,8 @@ class Recorder(TrainerCallback):
         Raises:
           ValueError: nothing would be left of a finished run.
         """
-        size = cursor["metrics.jsonl"]["bytes"] if "metrics.jsonl" in cursor else 0
+        extent = cursor.get("metrics.jsonl", 0)
+        size = extent if isinstance(extent, int) else extent["bytes"]
         if self.run.summary.get("finished") and not self._has_training(size):
             raise ValueError(
                 f"{self.path} holds a finished run, and there is no checkpoint to continue it "

@@ -29,6 +29,7 @@ from trustclip.logs.writing.environment import environment, versions
 from trustclip.logs.writing.extension import Extension, extension, unchangeable
 from trustclip.logs.writing.extents import Cursor, Extents
 from trustclip.logs.writing.hashes import with_hashes
+from trustclip.support.consent import consent, names_in
 from trustclip.support.flush import flush
 from trustclip.support.inside import Inside, OutsideError, refuse_links
 from trustclip.support.jsonl import (
@@ -89,7 +90,8 @@ class RunWriter:
         flush(path)  # what is read here is believed: a killed process may not have flushed its name
         config, marks = described(command, settings, marks)
         current = flat(essential(config, marks))
-        begun = with_method(whole(path / "config.yaml"))
+        with consent(*names_in(current)):
+            begun = _all_of_method(with_method(whole(path / "config.yaml")))
         stored = flat(essential(begun, Marks.read(path)))
         longer = extension(marks.extends, stored, current)
         for key in {**current, **stored}:
@@ -310,6 +312,17 @@ def whole(path: Path, read: Callable[[Path], Mapping[str, Any]] = read_mapping) 
     except ValueError as error:
         raise ValueError(f"{error} Restore it, or choose another --output-dir.") from error
     return content
+
+
+def _all_of_method(config: dict[str, Any]) -> dict[str, Any]:
+    """With every hyper-parameter of the method, as older releases did not write them."""
+    from trustclip.constraints.registry import as_method
+
+    if isinstance(config.get("rl"), dict):
+        config["rl"] = _all_of_method(config["rl"])
+    if isinstance(config.get("method"), dict):
+        config["method"] = as_method(config["method"]).to_dict()
+    return config
 
 
 def described(

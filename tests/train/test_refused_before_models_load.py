@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from trustclip.cli.main import main
-from trustclip.train.services import healthy, unavailable
+from trustclip.train.services import answers, unavailable
 
 #: Nothing answers on this port, which belongs to nobody.
 NOWHERE = "http://127.0.0.1:9"
@@ -77,6 +77,18 @@ def test_a_tracker_that_is_offline_or_has_a_login_is_not(tmp_path, monkeypatch, 
     else:
         monkeypatch.setenv("WANDB_MODE", way)
     assert [*unavailable("wandb")] == []
+
+
+@pytest.mark.parametrize(
+    "tracker, variable", [("mlflow", "MLFLOW_TRACKING_URI"), ("trackio", "TRACKIO_SERVER_URL")]
+)
+def test_a_tracker_s_server_that_does_not_answer(monkeypatch, tracker, variable):
+    monkeypatch.delenv("TRACKIO_SPACE_ID", raising=False)
+    monkeypatch.setenv(variable, "http://me:secret@127.0.0.1:9")
+    (text,) = unavailable(tracker)
+    assert f"no server answers at http://[redacted]@127.0.0.1:9 ({variable})" in text
+    monkeypatch.setenv(variable, "sqlite:///here.db")
+    assert [*unavailable(tracker)] == []
 
 
 def test_a_reward_whose_constructor_fails(tmp_path, monkeypatch, capsys, loads):
@@ -186,7 +198,7 @@ def test_a_vllm_server_that_wakes_up_is_awaited(tmp_path, monkeypatch, waking):
     monkeypatch.setattr(Waking, "transfer", None)
     with pytest.raises(ValueError, match=r"cannot serve a training \(no weight transfer\): start"):
         services.await_server(settings, Terminal())
-    assert healthy(waking) and not healthy(NOWHERE)
+    assert answers(waking) and not answers(NOWHERE)
 
 
 def test_a_run_of_a_release_without_a_setting_goes_on(tmp_path, monkeypatch, capsys, loads):

@@ -74,7 +74,10 @@ def _as_controller(name: str, value: Any) -> Controller | None:
 class Adaptive(Composite):
     """A method with controllers for some of its thresholds; made by `trustclip.method`.
 
-    It has the name and the contract of the method itself, and the metrics ``threshold/NAME``.
+    It has the name and the contract of the method itself. The metric ``threshold/NAME`` is the
+    current threshold, or its mean over tokens, and ``threshold/NAME/at_limit`` the share of tokens
+    whose threshold is at its ``low`` or ``high``: where it stays at 1, the controller cannot hold
+    its target.
 
     Args:
       inner: the method at its current thresholds.

@@ -290,8 +290,7 @@ class Window:
         kinds: bool = True,
     ) -> None:
         """Add one batch and the method's surrogate of it; ``kinds`` as in `token_metrics`."""
-        pairs = token_metrics(batch, surrogate, method, kinds=kinds)
-        for name, (total, count) in pairs.items():
+        for name, (total, count) in token_metrics(batch, surrogate, method, kinds=kinds).items():
             before = self._metrics.get(name)
             self._metrics[name] = (
                 (total, count) if before is None else (before[0] + total, before[1] + count)

@@ -59,9 +59,10 @@ def means(
 ) -> dict[str, Tensor]:
     """Token sums of `trustclip.constraints.diagnostics.token_metrics` over the number of tokens.
 
-    Shares of a subset of the tokens are left out: no engine averages those correctly. With
-    ``tokens``, the number of tokens of the update, for engines that sum, so are means over whole
-    completions.
+    Shares of a subset of the tokens are left out: no engine averages those correctly. Of whole
+    completions there is the mean ratio to the sampler, over those of the micro-batch, and the mean
+    of its square: the square of the one over the other is the effective sample size. They are left
+    out, too, with ``tokens``, the number of tokens of the update, for engines that sum.
     """
     count = batch.mask.sum().clamp(min=1) if tokens is None else tokens
     metrics = {}

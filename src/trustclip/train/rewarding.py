@@ -162,4 +162,5 @@ def keep_code(run: RunDirectory, names: Iterable[str]) -> None:
         names = chain([file.name], (f"{file.stem}-{number}.py" for number in count(2)))
         copies = (folder / name for name in names)
         copy = next(c for c in copies if not c.exists() or c.read_text(encoding="utf-8") == text)
-        copy.write_text(text, encoding="utf-8")
+        if not copy.exists():
+            copy.write_text(text, encoding="utf-8")

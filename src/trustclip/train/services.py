@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from rich.console import Console
@@ -20,7 +21,10 @@ ANSWER, AGAIN = 5.0, 2.0
 
 
 def unavailable(tracker: str) -> Iterator[str]:
-    """Why an installed tracker would not start: it has no login; offline modes need none."""
+    """Why an installed tracker would not start: no login, or its server does not answer.
+
+    Offline modes need neither.
+    """
     instead = "or set `report_to` to none: metrics.jsonl has every number."
     online = os.environ.get("WANDB_MODE", "online") == "online"
     if tracker == "wandb" and online and not _wandb_has_key():
@@ -36,15 +40,27 @@ def unavailable(tracker: str) -> Iterator[str]:
                 "TRACKIO_SPACE_ID names a Space and there is no Hugging Face token: `hf auth "
                 f"login`, set HF_TOKEN, unset TRACKIO_SPACE_ID, {instead}"
             )
+        return
+    name = {"mlflow": "MLFLOW_TRACKING_URI", "trackio": "TRACKIO_SERVER_URL"}.get(tracker, "")
+    url = os.environ.get(name, "")
+    if url.startswith(("http://", "https://")) and not answers(url):
+        yield f"no server answers at {redact(url)} ({name}): start it, unset {name}, {instead}"
+
+
+def answers(url: str, *, healthy: bool = False) -> bool:
+    """Whether a server answers; to be ``healthy``, without an error."""
+    try:
+        with urlopen(url, timeout=ANSWER):
+            return True
+    except HTTPError:
+        return not healthy
+    except (OSError, ValueError):
+        return False
 
 
 def healthy(url: str) -> bool:
     """Whether a vLLM server answers that it is ready."""
-    try:
-        with urlopen(f"{url}/health", timeout=ANSWER):
-            return True
-    except (OSError, ValueError):
-        return False
+    return answers(f"{url}/health", healthy=True)
 
 
 def vllm_server(settings: RLStage) -> str | None:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torch import nn
+
 from trustclip.engines.settings import config_field
 from trustclip.engines.trl.config import ConstrainedGRPOConfig
 from trustclip.engines.trl.trainer import ConstrainedGRPOTrainer
@@ -39,6 +41,9 @@ class DurableGRPOTrainer(Durable, ConstrainedGRPOTrainer):
     _carried: ClassVar = ConstrainedGRPOTrainer.carried
     _in_progress: ClassVar = {**Durable._in_progress, **ConstrainedGRPOTrainer.in_progress}
     _shape: ClassVar = (*Durable._shape, *ConstrainedGRPOTrainer.shape)
+
+    def _unwrapped(self) -> nn.Module:
+        return ConstrainedGRPOTrainer._unwrapped(self)  # kept: every micro-batch asks for it
 
     def _progress(self) -> dict[str, Any]:
         return super()._progress() | self.progress()

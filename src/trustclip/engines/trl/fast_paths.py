@@ -101,9 +101,8 @@ def keep_memory() -> None:
     Otherwise it returns every large block to the system, which makes each page anew and fills it
     with zeros: a tenth of an update's time on a CPU. Settings in the environment stay in force.
     """
-    if sys.platform != "linux" or any(
-        name.startswith(("MALLOC_", "GLIBC_")) for name in os.environ
-    ):
+    rules = [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_"))]
+    if sys.platform != "linux" or rules:
         return
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):

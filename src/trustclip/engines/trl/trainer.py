@@ -503,9 +503,8 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         self._metrics[self._mode]["trustclip/skipped"].append(skipped)
         if self._mode == "train":
             if adapts(self.method):
-                self._update.add(
-                    batch, surrogate, kinds=False
-                )  # of all tokens: nothing is skipped then
+                # Of all tokens: nothing is skipped then.
+                self._update.add(batch, surrogate, kinds=False)
             self._record_loss(phase.inputs, batch, surrogate, phase.coefficient, scored)
 
     def _finish_update(self) -> None:
@@ -600,9 +599,8 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         """End training here if any rank was asked to; every rank calls it."""
 
     def _unwrapped(self) -> nn.Module:
+        # Kept, since accelerate looks for DeepSpeed on the disk at each call, for a millisecond.
         outer, inner = self._inner
-        if (
-            outer is not self.model
-        ):  # accelerate looks for DeepSpeed at each call, for a millisecond
+        if outer is not self.model:
             self._inner = outer, inner = self.model, self.accelerator.unwrap_model(self.model)
         return inner

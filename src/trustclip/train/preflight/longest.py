@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,9 @@ def longest(problems: Sequence[Problem], tokenizer: Any, settings: RLStage) -> L
     return Longest(tuple(candidates[n] for _, n in ranked[:count]), ranked[0][0])
 
 
+@lru_cache(maxsize=2)
 def model_shape(name: str, style: PromptStyle) -> tuple[Any, Any]:
-    """Configuration and tokenizer of a model, without its weights."""
+    """Configuration and tokenizer of a model, without its weights; a dry run needs them often."""
     from trustclip.train.models import check_tokenizer, load_tokenizer, model_config
 
     config, tokenizer = model_config(name), load_tokenizer(name, style)
@@ -90,14 +92,16 @@ def run_longest(recipe: Recipe, console: Console, hardest: Longest) -> int:
 def _too_much(recipe: Recipe, hardest: Longest) -> str | None:
     """Reason not to run the longest batch on this CPU; None to run it."""
     import psutil
+    import torch
 
     from trustclip.train.models import precision
 
     config, _ = model_shape(recipe.model, recipe.rl.style)
     weights = weights_of(config)
     # The weights, and where all are trained their gradients and two moments.
-    size = precision(recipe.dtype).itemsize * (1 if recipe.rl.lora_r else 4)
-    least, free = weights * size, psutil.virtual_memory().available
+    kind = precision(recipe.dtype)
+    least = weights * kind.itemsize * (1 if recipe.rl.lora_r else 4)
+    free = psutil.virtual_memory().available
     if least > free:
         return f"It needs more than {readable(least)}, and {readable(free)} are free."
     settings = recipe.rl
@@ -105,7 +109,8 @@ def _too_much(recipe: Recipe, hardest: Longest) -> str | None:
     update = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
     # Two operations per weight and token forward, four backward.
     tokens = (4 * settings.samples + 2 * 6 * update) * length
-    seconds = weights * tokens / (_REACHED * _rate(recipe, config.hidden_size))
+    product = torch.bfloat16 if settings.trl.get("bf16") else kind
+    seconds = weights * tokens / (_REACHED * _rate(product, config.hidden_size))
     if seconds <= PATIENCE:
         return None
     return (
@@ -114,14 +119,11 @@ def _too_much(recipe: Recipe, hardest: Longest) -> str | None:
     )
 
 
-def _rate(recipe: Recipe, width: int) -> float:
-    """Operations per second of a matrix product of a recipe's width and precision, measured now."""
+def _rate(dtype: Any, width: int) -> float:
+    """Operations per second of a matrix product of a model's width and precision, measured now."""
     import torch
 
-    from trustclip.train.models import precision
-
-    rounds = precision(recipe.dtype) == torch.bfloat16 or recipe.rl.trl.get("bf16")
-    x, w = (torch.ones(n, width, dtype=torch.bfloat16 if rounds else None) for n in (256, width))
+    x, w = (torch.ones(n, width, dtype=dtype) for n in (256, width))
     best = math.inf
     for _ in range(3):
         start = time.perf_counter()

@@ -121,7 +121,10 @@ def describe(cls: type) -> str:
     """What the options of a class are for: its docstring, without the sections."""
     doc = inspect.cleandoc(cls.__doc__ or "")
     own = not doc.startswith(f"{cls.__name__}(")  # else the signature, which a dataclass puts there
-    return re.split(r"\n(?:\$\$|Args:|Example:|References:)", doc)[0].strip() if own else ""
+    text = re.split(r"\n(?:\$\$|Args:|Example:|References:)", doc)[0].strip() if own else ""
+    width = shutil.get_terminal_size().columns - 2
+    filled = (p if "\n  " in p else textwrap.fill(p, width) for p in text.split("\n\n"))
+    return "\n\n".join(filled)
 
 
 def help_of(cls: type, command: str, usage: str = "") -> str:

@@ -26,6 +26,16 @@ def unknown(kind: str, name: object, allowed: Iterable[str], intended: str | Non
     return f"unknown {kind} {name!r}{hint} Allowed: {choices}."
 
 
+def listed(text: str) -> list[str]:
+    """The names in a comma-separated text.
+
+    Example:
+      >>> listed("amc23, aime24,")
+      ['amc23', 'aime24']
+    """
+    return [name for part in text.split(",") if (name := part.strip())]
+
+
 def some(items: Sequence[object], most: int = 5) -> str:
     """The first of many, for a sentence that counts them.
 

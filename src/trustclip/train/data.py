@@ -13,6 +13,7 @@ from rich.console import Console
 from trustclip.findings.facts import FEW_PROBLEMS
 from trustclip.support.jsonl import read_mapping
 from trustclip.support.lock import world
+from trustclip.support.names import listed
 from trustclip.support.terminal import announce, warn
 from trustclip.train.problems.arithmetic import Arithmetic
 from trustclip.train.problems.decontaminate import decontaminate
@@ -32,7 +33,6 @@ from trustclip.train.settings.stages import (
     RLStage,
     SFTSettings,
     Training,
-    listed,
 )
 
 #: Number of generated problems when no limit is set.

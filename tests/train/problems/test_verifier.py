@@ -308,7 +308,7 @@ BUSY = r"""
     import threading, time
     from trustclip.train.problems.verify import Verifier
     v = Verifier(workers=1, timeout=100_000.0)
-    equal(v, "2", r"\frac{4}{2}")
+    v.score(["2"], [r"\boxed{\frac{4}{2}}"])
     threading.Thread(target=v.score, args=(["2"], [HOSTILE])).start()
     while not v._pool._idle.empty(): time.sleep(0.01)
     print(v._pool._workers[0]._process.pid, flush=True)

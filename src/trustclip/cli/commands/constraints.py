@@ -12,6 +12,7 @@ import trustclip
 from trustclip.cli.arguments import changes_of, print_help, split_option
 from trustclip.support.imports import import_object
 from trustclip.support.marks import Also, Metavar, Positional
+from trustclip.support.names import listed
 from trustclip.support.terminal import Terminal, say
 
 
@@ -36,8 +37,8 @@ class Methods:
 
     def __call__(self) -> None:
         if self.figure is not None:
-            names = [name.strip() for name in self.only.split(",") if name.strip()]
-            drawn = {name: trustclip.method(name) for name in names or trustclip.methods()}
+            names = listed(self.only) or trustclip.methods()
+            drawn = {name: trustclip.method(name) for name in names}
             _draw(drawn, self.figure)
         elif self.engines:
             from trustclip.constraints import rosetta
@@ -138,7 +139,7 @@ class Conform:
         if not self.method:
             raise ValueError('--as is missing: name the method, such as --as "clip(0.2)".')
         loss = import_object(self.function, "loss")
-        without = [name.strip() for name in self.without.split(",") if name.strip()]
+        without = listed(self.without)
         return _say(trustclip.conform(loss, self.method, self.aggregation or None, without))
 
 

@@ -249,9 +249,8 @@ class Suite:
         resources = {name: getattr(self, name) for name in places}
         if self.on == "local" and not self.dry_run:
             resources_of(self.on, resources)  # a wrong option is reported before a missing package
-            require(
-                "transformers", "trl", "datasets", "accelerate", "peft"
-            )  # or every run would fail
+            # Without them every run would fail.
+            require("transformers", "trl", "datasets", "accelerate", "peft")
         return run_suite(
             locate(self.file),
             Terminal(),

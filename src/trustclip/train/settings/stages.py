@@ -39,6 +39,7 @@ from trustclip.support.marks import (
     ToTrl,
     fields_of,
 )
+from trustclip.support.names import listed
 from trustclip.support.yaml_files import yaml_list
 from trustclip.train.problems.prompts import Prompt, PromptStyle, styled
 
@@ -101,16 +102,6 @@ _LogSteps = Annotated[Count, Neutral("how often metrics are written; nothing is 
 
 def _no_prompt(value: Any) -> bool:
     return isinstance(value, Mapping) and set(value.values()) == {None}
-
-
-def listed(text: str) -> list[str]:
-    """The names in a comma-separated text.
-
-    Example:
-      >>> listed("amc23, aime24,")
-      ['amc23', 'aime24']
-    """
-    return [name for part in text.split(",") if (name := part.strip())]
 
 
 @checked

@@ -21,7 +21,7 @@ from trustclip.logs.writing.environment import versions
 from trustclip.support.checked import Count
 from trustclip.support.jsonl import append_jsonl, read_jsonl, read_mapping, write_json, write_text
 from trustclip.support.marks import Argument
-from trustclip.support.names import unknown
+from trustclip.support.names import listed, unknown
 from trustclip.support.text import markdown_table
 from trustclip_lab.bench.gpu import STAGES
 from trustclip_lab.bench.gpu.cases import CannotRun, Case, Place, Row, Stage, stage
@@ -63,7 +63,7 @@ class GpuOptions:
     @property
     def chosen(self) -> list[str]:
         """The names in `stages`."""
-        return [name.strip() for name in self.stages.split(",") if name.strip()]
+        return listed(self.stages)
 
 
 def run(options: GpuOptions) -> list[Table]:

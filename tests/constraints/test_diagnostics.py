@@ -110,7 +110,7 @@ def test_the_share_of_small_advantages_is_a_share() -> None:
 
 def test_effective_sample_size_and_advantage_mass() -> None:
     batch = batch_of([[0.5, 0.5, 0.0]], [[0.5, 1.5, 9.0]], advantages=torch.tensor([[1.0, -3, 9]]))
-    found = diagnostics.moments(batch, torch.tensor([[True, False, False]]))
+    found = diagnostics.gate_effects(batch, torch.tensor([[True, False, False]]))
     assert value(found["advantage_cut"]) == pytest.approx(0.25)
     for one, want in (
         (batch, (0.5 + 1.5) ** 2 / (2 * (0.25 + 2.25))),
@@ -144,7 +144,7 @@ def test_the_slope_of_entropy_is_theorem_5_2s_covariance() -> None:
                 ),
                 entropy=entropy.view(1, 1),
             )
-            found = diagnostics.moments(one, gated[None, i : i + 1])
+            found = diagnostics.gate_effects(one, gated[None, i : i + 1])
             each = each + old[i].exp() * found[f"entropy_slope/{name}"][0]
         assert each.item() == pytest.approx(-covariance.item(), rel=1e-12)
     # A natural-gradient step of size eta changes the entropy by eta times their sum.

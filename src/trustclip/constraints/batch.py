@@ -3,6 +3,7 @@
 In one file because a field, its checks and its meaning are one contract.
 """
 
+import copy
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints.candidates import Candidates
-from trustclip.constraints.masked import choose, widen, zero_masked
+from trustclip.constraints.masked import choose, readable, widen, zero_masked
 from trustclip.constraints.tensors import check_tensor, described, pad, places
 
 #: Log-ratio bounds: one pair of numbers, or tensors with a pair for every token.
@@ -165,12 +166,14 @@ class TokenBatch:
                 )
             broken = choose(among.broken, torch.nan, 0.0, values["logp"])
             object.__setattr__(self, "candidates", among.prepared(self.mask))
-        for name, value in values.items():
-            known = value.masked_fill(value.isnan(), 0) if name == "logp_rollout" else value
-            broken = broken + 0 * known.detach()  # 0 times a number that is not finite is NaN
-        for name in ("logp", "logp_old"):
-            # Added, not substituted: the NaN must reach the gradient of `logp`, too.
-            values[name] = values[name] + broken.to(values[name])
+        seen = among is None and readable(self.logp)
+        if not (seen and all(x.detach().sum().isfinite() for x in values.values())):
+            for name, value in values.items():
+                known = value.masked_fill(value.isnan(), 0) if name == "logp_rollout" else value
+                broken = broken + 0 * known.detach()  # 0 times what is not finite is NaN
+            for name in ("logp", "logp_old"):
+                # Added, not substituted: the NaN must reach the gradient of `logp`, too.
+                values[name] = values[name] + broken.to(values[name])
         for name, value in values.items():
             tensor = value if name in _WITH_GRADIENT else value.detach()
             object.__setattr__(self, name, zero_masked(tensor, self.mask))
@@ -259,8 +262,7 @@ class TokenBatch:
     @property
     def readable(self) -> bool:
         """Whether numbers can be looked at: on a GPU they would be waited for."""
-        plain = type(self.logp) is Tensor and not torch.compiler.is_compiling()
-        return plain and self.logp.device.type == "cpu"
+        return readable(self.logp)
 
     @property
     def finite(self) -> Tensor:
@@ -297,7 +299,14 @@ class TokenBatch:
         if anchor == "old":
             return self
         other = self.given(f"logp_{anchor}")
-        return replace(self, logp_old=torch.where(other.isnan(), self.logp_old, other))
+        return self.having(logp_old=torch.where(other.isnan(), self.logp_old, other))
+
+    def having(self, **prepared: Any) -> "TokenBatch":
+        """The batch with other fields that are wide, detached and masked, as its own ones are."""
+        batch = copy.copy(self)
+        for name, value in prepared.items():
+            object.__setattr__(batch, name, value)
+        return batch
 
     def capped(self, ceiling: float | None) -> "TokenBatch":
         """The batch with no ratio above a ceiling: that of a token beyond it is the ceiling.

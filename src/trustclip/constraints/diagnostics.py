@@ -66,12 +66,14 @@ def token_metrics(
     share of those that are not.
 
     ``gated`` is the share of tokens whose gradient was cut; ``gated/<quadrant>`` the same, of all
-    tokens, by the sign of the advantage and the side of the ratio; ``ratio`` the mean ratio;
+    tokens, by the sign of the advantage and the side of the ratio; ``ratio`` the mean ratio, and
+    ``ratio_squared`` that of its square, from which a `Window` makes ``ess``, the effective sample
+    size over the number of tokens, $(\sum w)^2 / (N\sum w^2)$;
     ``k1``, ``k2``, ``k3`` the mean estimates of the divergence from the old policy in nats (k1 and
     k3 of KL(old || new)); ``off_policy`` the share of tokens moved by more than `ROUNDING`;
     ``zero_advantage`` the share that cannot matter (in groups of equal rewards); ``entropy``,
     ``kl_old_new`` and ``kl_new_old`` those of the batch, where it has them; and those of
-    `parts_gated`, `moments`, `agreement` and, with a sampler's log-probabilities,
+    `parts_gated`, `gate_effects`, `agreement` and, with a sampler's log-probabilities,
     `trustclip.constraints.sampler.sampler_metrics`, with candidates
     `trustclip.constraints.drift.drift_metrics`.
 
@@ -87,33 +89,34 @@ def token_metrics(
       >>> total.item(), count.item()
       (1.0, 2.0)
     """
-    whole, unmasked, finite = batch, batch.mask, batch.finite
-    if not (batch.readable and torch.equal(finite, unmasked)):
-        batch = replace(batch, mask=finite)
+    whole, unmasked = batch, batch.mask
+    # A token with a number that is not finite has a NaN in `logp`, and a sum with it is one.
+    if not (batch.readable and batch.logp.sum().isfinite()):
+        batch = replace(batch, mask=batch.finite)
     x, mask = batch.log_ratio, batch.mask
     gated = mask & ~surrogate.kept  # [batch, time]
-    values = {  # each 0 where masked
-        "gated": gated,
-        **{f"gated/{name}": gated & among for name, among in quadrants(batch).items()},
-        "off_policy": mask & (x.abs() > ROUNDING),
-        "zero_advantage": mask & (batch.advantages == 0),
-        "ratio": zero_masked(safe_exp(x), mask),
-        "k1": divergences.k1(x),
-        "k2": divergences.k2(x),
-        "k3": divergences.k3(x),
-        "entropy": batch.entropy,
-        "kl_old_new": batch.kl_old_new,
-        "kl_new_old": batch.kl_new_old,
-        **{name: zero_masked(value, mask) for name, value in surrogate.extras.items()},
+    signed = quadrants(batch)
+    ratio = zero_masked(safe_exp(x), mask)
+    given = {name: getattr(batch, name) for name in ("entropy", "kl_old_new", "kl_new_old")}
+    given |= {name: zero_masked(value, mask) for name, value in surrogate.extras.items()}
+    # Each number is added up at once: a tensor that is let go of leaves its memory to the next.
+    sums = {
+        "gated": gated.count_nonzero(),
+        **{f"gated/{name}": (gated & among).count_nonzero() for name, among in signed.items()},
+        "off_policy": (mask & (x.abs() > ROUNDING)).count_nonzero(),
+        "zero_advantage": (mask & (batch.advantages == 0)).count_nonzero(),
+        "ratio": ratio.sum(),
+        "ratio_squared": ratio.square().sum(),
+        "k1": divergences.k1(x).sum(),  # 0 where masked, as the two below
+        "k2": divergences.k2(x).sum(),
+        "k3": divergences.k3(x).sum(),
+        **{name: value.sum() for name, value in given.items() if value is not None},
     }
-    count = mask.sum().to(x.dtype)
-    means = {
-        k: (value.sum().to(x.dtype), count) for k, value in values.items() if value is not None
-    }
-    broken = unmasked & ~mask
-    means["nonfinite"] = (broken.sum().to(x.dtype), unmasked.sum().to(x.dtype))
+    count, every = mask.count_nonzero().to(x.dtype), unmasked.count_nonzero().to(x.dtype)
+    means = {name: (total.to(x.dtype), count) for name, total in sums.items()}
+    means["nonfinite"] = (every - count, every)
     delta = None if method is None else kl_threshold(method)
-    means |= moments(batch, gated)
+    means |= gate_effects(batch, gated)
     if parts and kinds:
         means |= parts_gated(batch, gated)
     if parts:
@@ -140,18 +143,20 @@ def parts_gated(batch: TokenBatch, gated: Tensor) -> Metrics:
     mask = batch.mask
     # Quarter of its completion, 0 to 3, for each token: [batch, time].
     place = (mask.cumsum(dim=1) - 1).clamp(min=0) * 4 // mask.sum(dim=1, keepdim=True).clamp(min=1)
-    kinds = [
-        (ranges("p_old", P_OLD_EDGES), bucket(batch.p_old, P_OLD_EDGES)),
-        ([f"position_{i}" for i in range(1, 5)], place),
+    kinds: list[tuple[list[str], Tensor, Sequence[float]]] = [
+        (ranges("p_old", P_OLD_EDGES), batch.p_old, P_OLD_EDGES),
+        ([f"position_{i}" for i in range(1, 5)], place, range(-1, 4)),
     ]
     if batch.entropy is not None:
-        names = ranges("entropy", ENTROPY_EDGES)
-        kinds.append((names, bucket(batch.entropy, ENTROPY_EDGES)))
+        kinds.append((ranges("entropy", ENTROPY_EDGES), batch.entropy, ENTROPY_EDGES))
     pairs: Metrics = {}
-    # [2, batch * time]; masked tokens add 0 to whichever bucket their numbers fall in.
-    both = torch.stack([gated & mask, mask]).flatten(1).to(batch.logp_old.dtype)
-    for names, kind in kinds:
-        sums = both.new_zeros(2, len(names)).index_add_(1, kind.flatten(), both)  # [2, buckets]
+    for names, x, edges in kinds:
+        # Tokens beyond each edge, gated ones and all; those of a bucket are a difference.
+        above = [mask, *(mask & (x > edge) for edge in edges[1:-1])]
+        counts = [(gated & among).count_nonzero() for among in above]
+        beyond = torch.stack([*counts, *(among.count_nonzero() for among in above)])
+        tails = beyond.view(2, len(names)).to(batch.logp_old.dtype)  # [2, buckets]
+        sums = tails - torch.nn.functional.pad(tails[:, 1:], (0, 1))
         pairs |= {f"gated/{name}": (sums[0, i], sums[1, i]) for i, name in enumerate(names)}
     return pairs
 
@@ -167,13 +172,11 @@ def bucket(x: Tensor, edges: Sequence[float]) -> Tensor:
     return torch.stack([x > edge for edge in edges[1:-1]]).sum(dim=0)
 
 
-def moments(batch: TokenBatch, gated: Tensor) -> Metrics:
-    r"""Share of the advantages on gated tokens, and second moments of the ratio.
+def gate_effects(batch: TokenBatch, gated: Tensor) -> Metrics:
+    r"""Share of the advantages on gated tokens, and what the gate does to the entropy.
 
-    ``advantage_cut`` is the share of $\sum|A|$ on gated tokens. From ``ratio_squared`` a `Window`
-    makes ``ess``, the effective sample size over the number of tokens,
-    $(\sum w)^2 / (N\sum w^2)$. Where the batch has entropies, ``entropy_slope/kept`` and
-    ``entropy_slope/cut`` are minus the covariance of Theorem 5.2,
+    ``advantage_cut`` is the share of $\sum|A|$ on gated tokens. Where the batch has entropies,
+    ``entropy_slope/kept`` and ``entropy_slope/cut`` are minus the covariance of Theorem 5.2,
     $-w A I (\log\pi + \mathcal H)$ with $I$ the kept or the gated tokens: the change of entropy, to
     first order and per unit of step size, that the kept tokens cause and that the gated ones would
     have caused.
@@ -182,19 +185,14 @@ def moments(batch: TokenBatch, gated: Tensor) -> Metrics:
       >>> old = torch.tensor([[0.5, 0.5]]).log()
       >>> batch = TokenBatch(torch.tensor([[0.5, 1.0]]).log(), old, torch.tensor([[1.0, -3.0]]),
       ...                    torch.ones(1, 2, dtype=torch.bool))
-      >>> pairs = moments(batch, torch.tensor([[False, True]]))
-      >>> {name: round((total / count).item(), 4) for name, (total, count) in pairs.items()}
-      {'advantage_cut': 0.75, 'ratio_squared': 2.5}
+      >>> total, count = gate_effects(batch, torch.tensor([[False, True]]))["advantage_cut"]
+      >>> total.item(), count.item()
+      (3.0, 4.0)
     """
-    x, mask, a = batch.log_ratio, batch.mask, batch.advantages
-    count = mask.sum().to(x.dtype)
-    size = a.abs()
-    pairs = {
-        "advantage_cut": (masked_sum(size, mask & gated), masked_sum(size, mask)),
-        "ratio_squared": (masked_sum(safe_exp(x).square(), mask), count),
-    }
+    size = batch.advantages.abs()  # 0 where masked
+    pairs = {"advantage_cut": (masked_sum(size, gated), size.sum())}
     if batch.entropy is not None:
-        slope = entropy_slope(batch)
+        slope, count = entropy_slope(batch), batch.mask.sum().to(size.dtype)
         pairs["entropy_slope/cut"] = (masked_sum(slope, gated), count)
         pairs["entropy_slope/kept"] = (masked_sum(slope, ~gated), count)
     return pairs

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from trustclip.constraints.masked import MAX_LOG_RATIO, safe_exp, safe_expm1
+from trustclip.constraints.masked import MAX_LOG_RATIO, safe_exp, safe_expm1, within
 
 #: Gap in nats beyond which `categorical_kl` adds the terms of the lesser token one by one.
 _FAR = 20.0
@@ -50,7 +50,9 @@ def k3(log_ratio: Tensor) -> Tensor:
       >>> f"{k3(torch.tensor(1e-12)).item():.4g}"
       '5e-25'
     """
-    near = log_ratio.abs() < 1
+    if within(log_ratio, 1):
+        return k3_series(log_ratio)
+    near = log_ratio.abs() <= 1
     series = k3_series(torch.where(near, log_ratio, 0.0))
     return torch.where(near, series, safe_expm1(log_ratio) - log_ratio)
 

@@ -1,6 +1,5 @@
 """The gradient of a method's objective in each token's log-probability."""
 
-import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -36,8 +35,8 @@ def gradient_with_candidates(method: Method, batch: TokenBatch) -> tuple[Tensor,
 
 def gradients(methods: Iterable[Method], batch: TokenBatch) -> Iterator[tuple[Tensor, Surrogate]]:
     """`gradient` of each method on one batch, which is prepared once."""
-    leaf, prepared = batch.logp.detach().requires_grad_(), copy.copy(batch)
-    object.__setattr__(prepared, "logp", leaf)  # wide and masked, as that of the batch
+    leaf = batch.logp.detach().requires_grad_()
+    prepared = batch.having(logp=leaf)
     for method in methods:
         batch.require(*method.requires)
         with torch.enable_grad():

@@ -19,6 +19,22 @@ def choose(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
     return torch.where(condition, like.new_full((), yes), like.new_full((), no))
 
 
+def readable(x: Tensor) -> bool:
+    """Whether the numbers of ``x`` can be looked at: on a GPU they would be waited for."""
+    return not torch.compiler.is_compiling() and type(x) is Tensor and x.device.type == "cpu"
+
+
+def within(x: Tensor, most: float) -> bool:
+    """Whether no $|x|$ exceeds ``most``, where that can be seen; False over NaN and infinity.
+
+    What guards against larger numbers is then left out: it costs more than to look.
+    """
+    if not readable(x) or not x.numel():
+        return False
+    low, high = x.detach().aminmax()
+    return -most <= low.item() and high.item() <= most
+
+
 def zero_masked(x: Tensor, mask: Tensor) -> Tensor:
     """``x`` with 0 where ``mask`` is False, in value and in gradient, even over NaN and inf."""
     return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device))
@@ -48,6 +64,8 @@ def safe_expm1(log_ratio: Tensor) -> Tensor:
 
 
 def _at_most(log_ratio: Tensor) -> Tensor:
+    if within(log_ratio, MAX_LOG_RATIO):
+        return log_ratio
     # Not `clamp`, whose gradient at a NaN is 0.
     return log_ratio.masked_fill(log_ratio > MAX_LOG_RATIO, MAX_LOG_RATIO)
 

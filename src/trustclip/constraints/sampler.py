@@ -10,7 +10,7 @@ truncates or masks a token.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -190,7 +190,7 @@ def gated_against(batch: TokenBatch, method: Method) -> Metrics:
     for name, anchor in anchors.items():
         # As if the anchor had just sampled, so that methods anchored to the sampler use it, too.
         lag = None if batch.lag is None else torch.zeros_like(batch.lag)
-        same = replace(batch, logp_old=anchor, logp_rollout=anchor, lag=lag)
+        same = batch.having(logp_old=anchor, logp_rollout=anchor, lag=lag)
         metrics[f"sampler/gated_{name}"] = _pair(~gate.surrogate(same).kept, tokens)
     return metrics
 

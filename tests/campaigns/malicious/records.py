@@ -171,6 +171,14 @@ def links(suite: Path) -> Iterator[Made]:
 
         yield f"{name} is a link", make
 
+    def of_cookbook(folder: Path) -> list[list[str]]:
+        (folder / "log").mkdir()
+        target = LOGS / "tinker_cookbook" / "metrics.jsonl"
+        (folder / "log" / "metrics.jsonl").symlink_to(target)
+        return [["explain", str(folder / "log")]]
+
+    yield "the log of another trainer is a link", of_cookbook
+
 
 def _tables(suite: Path, many: int, seed: int) -> Iterator[Made]:
     """Tables of scores: columns of other types, too many rows, and numbers that are none."""

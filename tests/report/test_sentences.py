@@ -44,6 +44,8 @@ def test_the_line_on_the_terminal_shows_the_entropy_of_all_completions() -> None
         (["--shadows", "kl3"], "line: unknown method 'kl3'; did you mean 'atr'?"),
         (["--trl.dry-run", "true"], "dry_run"),
         (["--bf16", "true"], "a field of TRL's GRPOConfig is `trl: {bf16: ...}`, --trl.bf16"),
+        (["--top-k", "5"], "a field of TRL's GRPOConfig is `trl: {top_k: ...}`, --trl.top_k"),
+        (["--frobnicate", "5"], "line: unknown key 'frobnicate'. Allowed: "),
         (
             ["--lora-target-modules", "q_proj"],
             "it is `lora: {target_modules: ...}`, --lora.target-modules",

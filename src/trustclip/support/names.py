@@ -10,14 +10,14 @@ LIKE = 0.6
 
 
 def unknown(kind: str, name: object, allowed: Iterable[str], intended: str | None = None) -> str:
-    """Sentence for an unknown name, with the nearest right one, or the intended one.
+    """Sentence for an unknown name, with the nearest right one, or the intended one ("": none).
 
     Example:
       >>> unknown("method", "art", ["atr", "clip"])
       "unknown method 'art'; did you mean 'atr'? Allowed: atr, clip."
     """
     names = sorted(allowed)
-    near = intended or nearest(name, names)
+    near = nearest(name, names) if intended is None else intended
     hint = f"; did you mean {near!r}?" if near else "."
     choices = ", ".join(names)
     if len(names) > MANY:

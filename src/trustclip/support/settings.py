@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from trustclip.support.checked import hint, rule
 from trustclip.support.marks import class_in, type_at
-from trustclip.support.names import unknown
+from trustclip.support.names import nearest, unknown
 from trustclip.support.yaml_files import Lines, Where
 
 T = TypeVar("T")
@@ -188,7 +188,10 @@ def _message_of(cls: type, item: ErrorDetails, rules: Rules) -> str:
         allowed = [f.name for f in dataclasses.fields(owner)] if owner else []
         if advice := rules.advice(key, allowed):
             return f"unknown key {where!r}: {advice}"
-        return unknown("key", where, [".".join([*sections, name]) for name in allowed])
+        # Not of whole paths: keys of one section have their beginning in common.
+        near = nearest(key, allowed)
+        paths = {name: ".".join([*sections, name]) for name in allowed}
+        return unknown("key", where, paths.values(), paths.get(near or "", ""))
     if item["type"] in ("missing", "missing_argument"):
         return f"`{where}` is missing."
     if not item["loc"] or item["loc"][-1] in PARTS:  # of all values together, or of a part

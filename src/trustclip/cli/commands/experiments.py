@@ -228,17 +228,12 @@ class Suite:
         from trustclip.train.suite import run_suite
         from trustclip.train.suite.launchers.slurm import resources_of
 
+        options = {**vars(self)}
+        path = locate(options.pop("file"))
         places = ("gpus", "cpus", "extra", "hours", "partition")
-        resources = {name: getattr(self, name) for name in places}
+        resources = {name: options.pop(name) for name in places}
         if self.on == "local" and not self.dry_run:
             resources_of(self.on, resources)  # a wrong option is reported before a missing package
             # Without them every run would fail.
             require("transformers", "trl", "datasets", "accelerate", "peft")
-        return run_suite(
-            locate(self.file),
-            Terminal(),
-            max_parallel=self.max_parallel,
-            on=self.on,
-            resources=resources,
-            dry_run=self.dry_run,
-        )
+        return run_suite(path, Terminal(), resources=resources, **options)

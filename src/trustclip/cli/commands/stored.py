@@ -2,14 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from trustclip.cli.arguments import parse
 from trustclip.support.marks import Argument
 from trustclip.support.terminal import say
-from trustclip.train.problems.decontaminate import DecontaminateConfig
+from trustclip.train.problems.decontaminate import Decontaminate as Decontaminate
 from trustclip.train.problems.verify.extraction import Style
 
 
@@ -85,9 +83,3 @@ class Grade:
         say(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
         if self.out is not None:
             append_jsonl(self.out, rows)
-
-
-def decontaminate(argv: Sequence[str]) -> int:
-    from trustclip.train.problems.decontaminate import run
-
-    return run(parse(DecontaminateConfig, argv, "decontaminate"))

@@ -105,10 +105,7 @@ def extra(module: str) -> str | None:
         except PackageNotFoundError:
             continue
         for requirement in requirements:
-            name = re.match(r"[\w.-]+", requirement)
-            marker = re.search(r"extra == ['\"]([\w-]+)", requirement)
-            if not name or not marker or marker[1] == "dev":
-                continue
-            if name[0].lower().replace("-", "_") == target:
-                return f"'{package}[{marker[1]}]'"
+            found = re.match(r"([\w.-]+).*extra == ['\"](?!dev['\"])([\w-]+)", requirement)
+            if found and found[1].lower().replace("-", "_") == target:
+                return f"'{package}[{found[2]}]'"
     return None

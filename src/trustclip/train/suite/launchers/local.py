@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from trustclip.support.lock import locked
-from trustclip.support.stops import Requests, unlisten
+from trustclip.support.stops import Requests
 
 #: Lines of a failed run's log that are kept.
 LAST_LINES = 20
@@ -153,7 +153,8 @@ class Interruptions(Requests):
         return self
 
     def __exit__(self, *_: object) -> None:
-        unlisten(self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def __call__(self, number: int, frame: FrameType | None = None) -> None:
         super().__call__(number, frame)

@@ -240,7 +240,7 @@ def test_a_signal_while_priming_ends_rl_with_a_sentence(tmp_path, here, capsys, 
     def interrupted(*_, **__):
         raise Interrupted
 
-    monkeypatch.setattr("trustclip.train.rl.prime", interrupted)
+    monkeypatch.setattr("trustclip.train.sft.prime", interrupted)
     monkeypatch.setenv("COLUMNS", "500")
     run = tmp_path / "run"
     assert here(["rl", "--preset", "tiny", "--output-dir", str(run)]) == 0

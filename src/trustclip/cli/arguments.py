@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from trustclip.cli.options import help_of, options_of
+from trustclip.cli.options import help_of, kinds_of, options_of
 from trustclip.support.marks import fields_of, type_at
 from trustclip.support.names import unknown
 from trustclip.support.settings import Source, build, path_of
@@ -28,6 +28,11 @@ def require(*packages: str) -> None:
     for package in packages:
         if find_spec(package) is None:
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+
+def without(argv: Sequence[str], flag: str) -> tuple[list[str], bool]:
+    """The arguments without a flag, and whether it is among them."""
+    return [argument for argument in argv if argument != flag], flag in argv
 
 
 def print_help(
@@ -106,9 +111,11 @@ def changes_of(
         path = path_of(name, aliases)
         hint = type_at(cls, path.split("."))
         many = get_origin(hint) is tuple and "." not in path
-        if not equals and hint is None and (positive := _positive(cls, name, aliases)):
-            changes[positive] = False
-            continue
+        if not equals and hint is None:
+            off = [one.path for one in options_of(cls) if one.off and _name(one.off) == name]
+            if off:
+                changes[off[0]] = False
+                continue
         words = [value] if equals else _words(rest, hint, many)
         if not words and hint is None and "method" not in path.split("."):
             words = ["true"]  # a switch of TRL, or an unknown key (`build` reports it)
@@ -132,19 +139,11 @@ def _words(rest: list[str], hint: Any, many: bool) -> list[str]:
     return words
 
 
-def _positive(cls: type, name: str, aliases: Mapping[str, str]) -> str | None:
-    """The switch that a negated option turns off: ``rl.use_vllm`` for ``rl.no_use_vllm``."""
-    head, dot, last = name.rpartition(".")
-    positive = head + dot + last.removeprefix("no_")
-    is_switch = type_at(cls, path_of(positive, aliases).split(".")) is bool
-    return positive if last.startswith("no_") and is_switch else None
-
-
 def _value(path: str, hint: Any, text: str) -> Any:
     """Parse the text of an option for a field of type ``hint``."""
     if path.rpartition(".")[2] == "method":  # its name, or {name: ..., ...}
         return parse_scalar(text) if text.lstrip().startswith("{") else text
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = kinds_of(hint)
     if NoneType in kinds and text in ("None", "none", "null"):
         return None
     if {str, Path} & set(kinds) or any(get_origin(kind) is Literal for kind in kinds):

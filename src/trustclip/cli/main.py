@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from trustclip.cli import registry
-from trustclip.cli.registry import COMMANDS, Command, command_of
+from trustclip.cli.registry import COMMANDS, command_of
 from trustclip.cli.streams import Tolerant, complain, discard_output, occupy_closed, write_readably
 from trustclip.support.consent import ALL, consent, names_in
 from trustclip.support.names import unknown
@@ -33,9 +33,7 @@ INSTEAD = {
     "version": "--version",
     "train": "rl",
     "trian": "rl",
-    "evaluate": "eval",
     "list": "methods",
-    "recipe": "recipes",
     "sweep": "suite",
     "suggest": "shadow --suggest",
     "grade": "eval --grade",
@@ -129,19 +127,15 @@ def _dispatch(name: str, rest: Sequence[str]) -> int:
     _silence_warnings()
     # Names that the user has typed may be imported, those in files only with consent.
     names = names_in([argument for argument in rest if not os.path.exists(argument)])
+    argv = [part for part in rest if part != ALLOW_CODE]
     with consent(*([ALL] if ALLOW_CODE in rest else names)):
-        return _call(name, one, [part for part in rest if part != ALLOW_CODE])
+        module = importlib.import_module(one.module)
+        function = {"eval": "evaluate", "try": "attempt"}.get(name, name)
+        if hasattr(module, function):
+            return getattr(module, function)(argv) or 0
+        from trustclip.cli.arguments import parse
 
-
-def _call(name: str, one: Command, argv: Sequence[str]) -> int:
-    """Call a command with its arguments; returns its exit status."""
-    module = importlib.import_module(one.module)
-    function = {"eval": "evaluate", "try": "attempt"}.get(name, name)
-    if hasattr(module, function):
-        return getattr(module, function)(argv) or 0
-    from trustclip.cli.arguments import parse
-
-    return parse(getattr(module, name.title()), argv, name)() or 0
+        return parse(getattr(module, name.title()), argv, name)() or 0
 
 
 def command() -> NoReturn:

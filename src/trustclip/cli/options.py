@@ -63,27 +63,23 @@ class Option:
         return get_origin(self.hint) is tuple
 
     @property
-    def kinds(self) -> tuple[Any, ...]:
-        """Types that a value of it may have."""
-        hint = get_args(self.hint)[0] if self.many else self.hint
-        return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """Values that it takes, if its type lists them."""
-        literals = [kind for kind in self.kinds if get_origin(kind) is Literal]
-        return tuple(str(value) for kind in literals for value in get_args(kind))
-
-    @property
     def metavar(self) -> str:
         """The placeholder of its value in a help text."""
         if texts := [mark.text for mark in self.marks if isinstance(mark, Metavar)]:
             return texts[0]
-        none = ["None"] if NoneType in self.kinds and not self.positional else []
-        if self.choices:
-            return "{" + ",".join([*none, *self.choices]) + "}"
-        words = [_word(kind) for kind in self.kinds if kind is not NoneType]
+        hint = get_args(self.hint)[0] if self.many else self.hint
+        kinds = kinds_of(hint)
+        none = ["None"] if NoneType in kinds and not self.positional else []
+        literals = [kind for kind in kinds if get_origin(kind) is Literal]
+        if choices := [str(value) for kind in literals for value in get_args(kind)]:
+            return "{" + ",".join([*none, *choices]) + "}"
+        words = [_word(kind) for kind in kinds if kind is not NoneType]
         return "|".join([*(["{None}"] if none else []), *words])
+
+
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """Types that a value of a type may have."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def _word(kind: Any) -> str:

@@ -5,8 +5,7 @@ holds it is imported for the help, so it should import nothing else.
 """
 
 import re
-from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, entry_points, requires
 from typing import NamedTuple
 
@@ -26,72 +25,56 @@ class Command(NamedTuple):
     does: str  # its help, a line without a full stop
     continues: bool = False  # whether the same command goes on after SIGTERM or Ctrl-C
     records: bool = False  # what it does goes into a folder, so it outlives its output
-    extra: str = "cli"  # of the distribution, to install for it
+    extra: str = "cli"  # of the distribution, to install for it; each includes ``cli``
 
 
-#: Commands of the training program -> (module of `trustclip.cli.commands`, help).
-_PROGRAM = {
-    "demo": ("experiments", "a small policy learns under a constraint, on a CPU, in minutes"),
-    "init": ("start", "a first recipe from a model and data, its dry run and the commands"),
-    "try": ("start", "a few completions of a model: prompt, answer, reward, length, speed"),
-    "sft": ("experiments", "fine-tune a model on worked solutions"),
-    "rl": ("experiments", "train a model on verified rewards under a constraint"),
-    "eval": (
-        "experiments",
-        "Mean@K and Pass@K of a model, with intervals; stored answers graded again",
+_method = partial(Command, "trustclip.cli.commands.constraints")
+_evidence = partial(Command, "trustclip.cli.commands.evidence")
+_tokens = partial(Command, "trustclip.cli.commands.inspection")
+_start = partial(Command, "trustclip.cli.commands.start", extra="train")
+_stored = partial(Command, "trustclip.cli.commands.stored")
+_experiment = partial(Command, "trustclip.cli.commands.experiments", records=True, extra="train")
+_run = partial(_experiment, continues=True)
+
+#: The commands of the library; they load no module of `trustclip.train`.
+LIBRARY = {
+    "report": _evidence("a page, tables and figures from run directories and logs", extra="report"),
+    "explain": _evidence("what the constraint did in a run or in another trainer's log"),
+    "tokens": _tokens("which tokens a constraint cut, completion by completion"),
+    "microscope": _tokens(
+        "a page of completions token by token, under several methods", extra="report"
     ),
-    "run": ("experiments", "a whole experiment from one file: fine-tune, train, evaluate"),
-    "resume": ("experiments", "continue a run from its folder, also with more updates"),
-    "suite": ("experiments", "methods x seeds x models, resumable, with a table of differences"),
-    "recipes": ("experiments", "the recipes and suites that come with trustclip; copy one"),
-    "verify": ("stored", "which files of a run are whole, changed or missing"),
-    "decontaminate": ("stored", "find test problems that occur in a training set"),
-}
-#: Commands of the library, in the same way; they load no module of `trustclip.train`.
-_LIBRARY = {
-    "report": ("evidence", "a page, tables and figures from run directories and logs"),
-    "explain": ("evidence", "what the constraint did in a run or in another trainer's log"),
-    "tokens": ("inspection", "which tokens a constraint cut, completion by completion"),
-    "microscope": ("inspection", "a page of completions token by token, under several methods"),
-    "shadow": ("shadows", "what other methods would have cut, and the threshold for a share"),
-    "compare": ("evidence", "differences between evaluations, with intervals and p-values"),
-    "power": ("evidence", "how many seeds would find a gap, from the runs of a pilot"),
-    "methods": ("constraints", "the constraints and their hyper-parameters"),
-    "bounds": ("constraints", "a method's ratio interval, also as settings of TRL and verl"),
-    "check": ("constraints", "whether a method is right, such as one of your own: file.py:Class"),
-    "conform": (
-        "constraints",
-        "whether any trainer's loss is a method: file.py:function --as METHOD",
+    "shadow": Command(
+        "trustclip.cli.commands.shadows",
+        "what other methods would have cut, and the threshold for a share",
     ),
-    "doctor": ("machine", "versions, devices, and whether a schedule lets a constraint act"),
+    "compare": _evidence("differences between evaluations, with intervals and p-values"),
+    "power": _evidence("how many seeds would find a gap, from the runs of a pilot"),
+    "methods": _method("the constraints and their hyper-parameters"),
+    "bounds": _method("a method's ratio interval, also as settings of TRL and verl"),
+    "check": _method("whether a method is right, such as one of your own: file.py:Class"),
+    "conform": _method("whether any trainer's loss is a method: file.py:function --as METHOD"),
+    "doctor": Command(
+        "trustclip.cli.commands.machine",
+        "versions, devices, and whether a schedule lets a constraint act",
+    ),
 }
-#: Commands that can be continued by the same command after SIGTERM or Ctrl-C.
-_RESUMABLE = {"demo", "sft", "rl", "eval", "run", "resume"}
-#: Commands that record what they do in a folder: they outlive their output.
-_RECORDING = {*_RESUMABLE, "suite"}
-#: The extra to install for a command that needs more than ``cli``, which all of these include.
-_EXTRAS: dict[str, str] = {
-    **dict.fromkeys(("demo", "init", "try", "sft", "rl", "eval", "run", "suite"), "train"),
-    **dict.fromkeys(("report", "microscope"), "report"),
+#: Those of the training program, and of the library.
+COMMANDS = {
+    "demo": _run("a small policy learns under a constraint, on a CPU, in minutes"),
+    "init": _start("a first recipe from a model and data, its dry run and the commands"),
+    "try": _start("a few completions of a model: prompt, answer, reward, length, speed"),
+    "sft": _run("fine-tune a model on worked solutions"),
+    "rl": _run("train a model on verified rewards under a constraint"),
+    "eval": _run("Mean@K and Pass@K of a model, with intervals; stored answers graded again"),
+    "run": _run("a whole experiment from one file: fine-tune, train, evaluate"),
+    "resume": _run("continue a run from its folder, also with more updates"),
+    "suite": _experiment("methods x seeds x models, resumable, with a table of differences"),
+    "recipes": _stored("the recipes and suites that come with trustclip; copy one"),
+    "verify": _stored("which files of a run are whole, changed or missing"),
+    "decontaminate": _stored("find test problems that occur in a training set"),
+    **LIBRARY,
 }
-
-
-def _commands(rows: Mapping[str, tuple[str, str]]) -> dict[str, Command]:
-    return {
-        name: Command(
-            f"trustclip.cli.commands.{module}",
-            does,
-            continues=name in _RESUMABLE,
-            records=name in _RECORDING,
-            extra=_EXTRAS.get(name, "cli"),
-        )
-        for name, (module, does) in rows.items()
-    }
-
-
-#: The library's commands, and all of this distribution.
-LIBRARY = _commands(_LIBRARY)
-COMMANDS = _commands(_PROGRAM) | LIBRARY
 
 
 @cache
@@ -122,10 +105,7 @@ def extra(module: str) -> str | None:
         except PackageNotFoundError:
             continue
         for requirement in requirements:
-            name = re.match(r"[\w.-]+", requirement)
-            marker = re.search(r"extra == ['\"]([\w-]+)", requirement)
-            if not name or not marker or marker[1] == "dev":
-                continue
-            if name[0].lower().replace("-", "_") == target:
-                return f"'{package}[{marker[1]}]'"
+            found = re.match(r"([\w.-]+).*extra == ['\"](?!dev['\"])([\w-]+)", requirement)
+            if found and found[1].lower().replace("-", "_") == target:
+                return f"'{package}[{found[2]}]'"
     return None

@@ -335,8 +335,8 @@ class TokenBatch:
         for name in names:
             self.given(name)
 
-    def given(self, name: str) -> Tensor:
-        """An optional field that is required here.
+    def given(self, name: str) -> Any:
+        """An optional field that is required here: a tensor, or the candidates.
 
         Raises:
           ValueError: it is missing; the message names it and what can supply it.

@@ -77,7 +77,7 @@ def expected(method: Method, batch: TokenBatch) -> Expected:
     Raises:
       ValueError: there are no candidates, or a field is missing that the method requires.
     """
-    candidates = _candidates(batch).map(torch.Tensor.detach)
+    candidates = batch.given("candidates").map(torch.Tensor.detach)
     valid, partial = candidates.valid, candidates.partial
     p, old, q = (zero_masked(getattr(candidates, n).exp(), valid) for n in _POLICIES)
     p_beyond = (1 - p.sum(dim=2)).clamp(min=0)  # [batch, time]
@@ -105,12 +105,6 @@ def expected(method: Method, batch: TokenBatch) -> Expected:
 
 
 _POLICIES = ("logp", "logp_old", "logp_rollout")
-
-
-def _candidates(batch: TokenBatch) -> Candidates:
-    batch.require("candidates")
-    assert batch.candidates is not None
-    return batch.candidates
 
 
 def coefficients(method: Method, batch: TokenBatch, candidates: Candidates) -> Tensor:
@@ -148,9 +142,9 @@ def objective(method: Method, batch: TokenBatch) -> Tensor:
     """
     with torch.no_grad():
         weight, beyond, p, _, p_beyond, _ = expected(method, batch)
-        if _candidates(batch).partial is not False:
+        if batch.given("candidates").partial is not False:
             weight = weight - (beyond / p_beyond.clamp(min=FLOOR))[..., None] * p
-    logp = _candidates(batch).logp
+    logp = batch.given("candidates").logp
     return (weight * (logp - logp.detach())).sum(dim=2)
 
 

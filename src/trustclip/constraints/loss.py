@@ -13,7 +13,6 @@ from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.batch import Loss, TokenBatch
 from trustclip.constraints.compiled import constant
 from trustclip.constraints.gradients import gradient as gradient
-from trustclip.constraints.gradients import gradients as gradients
 from trustclip.constraints.registry import as_method
 
 

@@ -78,26 +78,25 @@ def capped_weight(v: float, length: int, cap: float) -> float:
 
 
 @torch.no_grad()
-def cut_by_noise(method: Method, noise: Tensor | float, length: int) -> float:
+def cut_by_noise(method: Method, noise: Tensor, length: int) -> float:
     """Share of tokens that a method cuts on equal weights, since two passes differ by noise.
 
     Args:
       method: one that needs nothing but log-probabilities and advantages.
-      noise: differences of two passes over the same weights in the order of the tokens, nats
-        [tokens]; or the standard deviation of normal ones.
+      noise: differences of two passes over the same weights in the order of the tokens, nats.
+        Shape [tokens].
       length: tokens of a completion.
 
     Example:
       >>> import trustclip as tc
       >>> gspo = tc.method("gspo", low=3e-4, high=4e-4)
-      >>> 0.03 < cut_by_noise(gspo, 0.003, 200) < 0.06, cut_by_noise(gspo, 1e-6, 200)
+      >>> draw = torch.Generator().manual_seed(1)
+      >>> noise = 0.003 * torch.randn(1 << 16, generator=draw, dtype=torch.float64)
+      >>> 0.03 < cut_by_noise(gspo, noise, 200) < 0.06, cut_by_noise(gspo, noise / 3000, 200)
       (True, 0.0)
-      >>> cut_by_noise(tc.method("clip"), 0.003, 200)
+      >>> cut_by_noise(tc.method("clip"), noise, 200)
       0.0
     """
-    if not isinstance(noise, Tensor):
-        generator = torch.Generator().manual_seed(1)
-        noise = noise * torch.randn(1 << 16, generator=generator, dtype=torch.float64)
     x = noise.double()[block_sample(length, len(noise))]  # [completions, length]
     old, a = torch.full_like(x, -1.0), torch.ones_like(x)
     a[1::2] = -1.0  # the sign alternates over completions

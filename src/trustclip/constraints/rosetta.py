@@ -8,7 +8,6 @@ the installed package where there is one, and to the published formula elsewhere
 """
 
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -59,14 +58,11 @@ class Engine:
 
 def _read() -> dict[str, Engine]:
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    return {
-        name: Engine(**{**engine, "rows": tuple(map(_row, engine["rows"]))})
+    rows = {
+        name: tuple(Row(**{**row, "method": _spec(row.get("method"))}) for row in engine["rows"])
         for name, engine in table.items()
     }
-
-
-def _row(row: Mapping[str, Any]) -> Row:
-    return Row(**{**row, "method": _spec(row.get("method"))})
+    return {name: Engine(**{**engine, "rows": rows[name]}) for name, engine in table.items()}
 
 
 def _spec(value: Any) -> Any:

@@ -38,6 +38,24 @@ class Schedule:
         micro_batches = self.steps_per_generation * self.num_iterations
         return self.gradient_accumulation_steps % micro_batches == 0
 
+    def acts(self, method: str, always: bool) -> str:
+        """Whether a constraint can act, in words that begin with "yes" or "NO".
+
+        ``always`` says that it acts on fresh samples, too.
+
+        Example:
+          >>> Schedule(4, 2, 4).acts("atr", always=False)
+          'yes: in 1 of the 2 updates on each generation'
+        """
+        if always:
+            return "yes: it acts at any ratio, also on fresh samples"
+        if self.inert:
+            return f"NO: {self.explain_inert(method)}"
+        updates = self.updates_per_generation
+        if updates == int(updates):
+            return f"yes: in {updates - 1:.0f} of the {updates:.0f} updates on each generation"
+        return f"yes: {updates:g} updates on each generation, not all of them on fresh samples"
+
     def explain_inert(self, method: str) -> str:
         """Message: why the schedule makes a constraint inert, and which settings avoid it."""
         s, n, g = self.steps_per_generation, self.num_iterations, self.gradient_accumulation_steps

@@ -24,7 +24,7 @@ from trustclip.constraints.diagnostics import (
     quadrants,
     ranges,
 )
-from trustclip.constraints.loss import gradients
+from trustclip.constraints.gradients import gradients
 from trustclip.constraints.masked import zero_masked
 from trustclip.constraints.registry import as_method
 

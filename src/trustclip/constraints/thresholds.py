@@ -1,6 +1,6 @@
 """The thresholds of a method, widened or narrowed together."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import get_type_hints
 
 from torch import Tensor
@@ -76,8 +76,7 @@ def least_kl(method: Method) -> float | None:
       >>> least_kl(tc.method("full_kl") & tc.method("truly_ppo"))
       0.035
     """
-    values = [getattr(method, f.name) for f in fields(method)]  # type: ignore[arg-type]
-    deltas = [least_kl(part) for part in values if isinstance(part, Method)]
+    deltas = [least_kl(part) for part in getattr(method, "parts", ())]
     if any(name.startswith("kl_") for name in method.requires):
         delta = value(method, "delta") if hasattr(method, "delta") else None
         deltas.append(float(delta.min()) if isinstance(delta, Tensor) else delta)

@@ -73,7 +73,6 @@ class TROLL(Method, requires=("candidates",)):
         return Trait.CUTS | Trait.REVERSES | pull
 
     def surrogate(self, batch: TokenBatch) -> Surrogate:
-        batch.require("candidates")
         path = _Path.of(batch)
         one = torch.ones_like(batch.logp)
         whole = path.divergence(one).detach()
@@ -115,8 +114,7 @@ class _Path(NamedTuple):
 
     @classmethod
     def of(cls, batch: TokenBatch) -> "_Path":
-        candidates = batch.candidates
-        assert candidates is not None
+        candidates = batch.given("candidates")
         valid = candidates.valid
         masses = [zero_masked(x.exp(), valid) for x in (candidates.logp, candidates.logp_old)]
         rest = [1 - mass.sum(dim=2, keepdim=True) for mass in masses]  # [batch, time, 1]

@@ -133,8 +133,7 @@ class Rewards:
     def close(self) -> None:
         """End processes, and release what rewards of the user's own hold."""
         for function in self.functions:
-            if callable(close := getattr(function, "close", None)):
-                close()
+            function.close()
 
 
 def complaints(reward: Any) -> Iterable[str]:

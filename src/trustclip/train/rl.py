@@ -6,7 +6,7 @@ refuses what does not fit, `train` trains and saves. Settings are read in the fi
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NewType
 
@@ -19,6 +19,7 @@ from trustclip.support.consent import names_in
 from trustclip.support.jsonl import plain
 from trustclip.support.lock import world
 from trustclip.support.terminal import announce
+from trustclip.train import sft
 from trustclip.train.card import conclude
 from trustclip.train.checks import refuse
 from trustclip.train.configs import grpo_config, lora_config
@@ -44,14 +45,12 @@ from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.runs.opening import open_run
 from trustclip.train.runs.progress import Stage
 from trustclip.train.services import await_server
-from trustclip.train.settings.stages import RLSettings, Saved
-from trustclip.train.sft import prime
+from trustclip.train.settings.stages import RLSettings
 from trustclip.train.tiny import BUILT_IN
 from trustclip.train.watch.callbacks import (
     Checkups,
     FirstGeneration,
     Recorder,
-    silence,
     tell_trackers,
     trackers_open,
 )
@@ -84,22 +83,14 @@ def check(settings: RLSettings) -> Plan:
     return Plan(settings)
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """What training needs, all of it made and checked."""
+@dataclass(frozen=True, kw_only=True)
+class Prepared(sft.Prepared):
+    """What reinforcement learning needs; its table has the prompts that are short enough."""
 
-    model: Any
-    tokenizer: Any
     problems: Mapping[str | None, Sequence[Problem]]  # by task; None for those to train on
-    table: Any  # the trainer's data set: of these, those with prompts that are short enough
-    prompt: dict[str, Any]  # what `record` says of one of them
-    adapters: Any  # PEFT's; None to train all weights
-    config: Any  # TRL's
     tokens: tuple[int, int, float]  # what `token_sampler` records
-    saved: Saved
     rewards: Rewards
     code: frozenset[str]  # names in Python files of the user's own
-    facts: dict[str, Any] = field(default_factory=dict)  # known before training, for the summary
     evaluation: Evaluation | None = None  # before, during and after training
 
 
@@ -173,7 +164,7 @@ def starting_model(settings: RLSettings, run: RunDirectory, console: Console) ->
     """
     name = settings.model
     if name in BUILT_IN:
-        name = str(prime(run.path / "sft", settings, console))
+        name = str(sft.prime(run.path / "sft", settings, console))
     else:
         announce(console, f"loading {name}")
     return load_model(name, settings.style, dtype=settings.dtype)
@@ -223,19 +214,11 @@ def _trainer(prepared: Prepared, run: RunDirectory) -> Any:
     """The trainer, which keeps its checkpoints and the tokens that it records in the run."""
     from trustclip.train.trainers import DurableGRPOTrainer
 
-    trainer = DurableGRPOTrainer(
-        model=prepared.model,
-        reward_funcs=prepared.rewards.functions,
-        args=prepared.config,
-        train_dataset=prepared.table,
-        processing_class=prepared.tokenizer,
-        peft_config=prepared.adapters,
-    )
-    trainer.journal = run
+    rewards = prepared.rewards.functions
+    trainer = prepared.trainer(DurableGRPOTrainer, run, reward_funcs=rewards)
     if prepared.tokens[0]:
         updates = prepared.config.max_steps
         trainer.token_sampler = token_sampler(trainer, prepared.tokens, updates, run)
-    silence(trainer)
     if prepared.adapters and trainer.is_fsdp_enabled and not trainer.accelerator.is_fsdp2:
         raise ValueError("FSDP 1 has no adapters to save at the end: set `fsdp_version: 2`.")
     return trainer

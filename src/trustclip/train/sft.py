@@ -6,7 +6,7 @@ training needs, `train` trains.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +59,32 @@ def sft(
     return run
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What fine-tuning needs, all of it made and checked."""
+    """What a training needs, all of it made and checked."""
 
     model: Any
     tokenizer: Any
-    solutions: Any  # the trainer's data set
-    prompt: dict[str, Any]  # what `record` says of one of them
+    table: Any  # the trainer's data set
+    prompt: dict[str, Any]  # what `record` says of a row of it
     adapters: Any  # PEFT's; None to train all weights
     config: Any  # TRL's
     saved: Saved
-    facts: dict[str, Any]  # known before training, for the summary
+    facts: dict[str, Any] = field(default_factory=dict)  # known before training, for the summary
+
+    def trainer(self, kind: type, run: RunDirectory, **more: Any) -> Any:
+        """The trainer, which keeps its checkpoints in the run and prints nothing itself."""
+        trainer: Any = kind(
+            model=self.model,
+            args=self.config,
+            train_dataset=self.table,
+            processing_class=self.tokenizer,
+            peft_config=self.adapters,
+            **more,
+        )
+        trainer.journal = run
+        silence(trainer)
+        return trainer
 
 
 def prepare(
@@ -102,7 +116,7 @@ def prepare(
     return Prepared(
         model=model,
         tokenizer=tokenizer,
-        solutions=Dataset.from_list(rows),
+        table=Dataset.from_list(rows),
         prompt=record(settings.style, tokenizer, problems[0].problem),
         adapters=lora_config(settings.lora_r, settings.lora_alpha, settings.lora),
         config=sft_config(settings, run.checkpoints),
@@ -150,15 +164,7 @@ def train(prepared: Prepared, run: RunDirectory, console: Console) -> None:
     from trustclip.train.trainers import DurableSFTTrainer
 
     run.start_over()
-    trainer = DurableSFTTrainer(
-        model=prepared.model,
-        args=prepared.config,
-        train_dataset=prepared.solutions,
-        processing_class=prepared.tokenizer,
-        peft_config=prepared.adapters,
-    )
-    trainer.journal = run
-    silence(trainer)
+    trainer = prepared.trainer(DurableSFTTrainer, run)
     with Stage(console, "sft") as stage:
         trainer.add_callback(Recorder(run, stage, "sft"))
         if not trainer.train_durably():

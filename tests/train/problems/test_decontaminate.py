@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trustclip.train.problems.alike import tokenize
-from trustclip.train.problems.decontaminate import DecontaminateConfig, by_state, decontaminate, run
+from trustclip.train.problems.decontaminate import Decontaminate, by_state, decontaminate
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.sources import load_problems
 
@@ -154,10 +154,10 @@ def test_a_problem_inside_a_prompt_or_a_story_is_the_same_problem(swap):
 
 def test_a_threshold_out_of_range_is_refused(tmp_path):
     with pytest.raises(ValueError, match="threshold"):
-        DecontaminateConfig(train="a", test="b", out=tmp_path / "c.json", threshold=1.1)
+        Decontaminate(train="a", test="b", out=tmp_path / "c.json", threshold=1.1)
 
 
-def command(tmp_path: Path, **options: Any) -> DecontaminateConfig:
+def command(tmp_path: Path, **options: Any) -> Decontaminate:
     text = ORCHARD + "How many kilograms is that?"
     rows = {
         "train": [
@@ -172,12 +172,12 @@ def command(tmp_path: Path, **options: Any) -> DecontaminateConfig:
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
         options[name] = str(file)
     options.setdefault("out", tmp_path / "c.json")
-    return DecontaminateConfig(**options)
+    return Decontaminate(**options)
 
 
 def test_command_writes_report_clean_set_and_quarantine(tmp_path, capsys):
     out, clean = tmp_path / "out" / "c.json", tmp_path / "out" / "clean.jsonl"
-    assert run(command(tmp_path, out=out, write_clean=clean)) == 0
+    command(tmp_path, out=out, write_clean=clean)()
     assert capsys.readouterr().out == (
         "1 of 2 test problems have a copy among 2 training problems, 0 more a near one: "
         f"{out}\n1 training problems are left: {clean}\n"
@@ -201,6 +201,6 @@ def test_command_refuses_to_write_over_a_source(tmp_path):
         ({"max_bad_rows": 0}, "1 bad rows, at most 0 allowed"),
     ]:
         with pytest.raises(ValueError, match=message):
-            run(command(tmp_path, **options))
+            command(tmp_path, **options)()
     assert len(train.read_text().splitlines()) == 3
     assert not (tmp_path / "c.json").exists()

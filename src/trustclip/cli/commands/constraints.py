@@ -9,10 +9,11 @@ from typing import Annotated, Any
 from rich.table import Table
 
 import trustclip
-from trustclip.cli.arguments import changes_of, print_help, split_option
+from trustclip.cli.arguments import parse, split_option
 from trustclip.support.imports import import_object
 from trustclip.support.marks import Also, Metavar, Positional
 from trustclip.support.names import listed
+from trustclip.support.settings import Source
 from trustclip.support.terminal import Terminal, say
 
 
@@ -99,12 +100,11 @@ def method_of(argv: Sequence[str], command: str, does: str = "") -> trustclip.Me
     from trustclip.constraints.base import method_class
 
     name, *rest = argv
-    cls = method_class(name)
-    print_help(rest, cls, f"{command} {name}")
-    more, values = changes_of(rest, cls)
-    if more:
-        raise ValueError(f"unexpected argument {more[0]!r}; see trustclip {command} {name} --help.")
-    return trustclip.method(name, **values)
+
+    def make(_cls: Any, _content: Any, given: Source) -> trustclip.Method:
+        return trustclip.method(name, **given.changes)
+
+    return parse(method_class(name), rest, f"{command} {name}", make=make)
 
 
 def check(argv: Sequence[str]) -> int:

@@ -5,9 +5,9 @@ import functools
 import pkgutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, TypeVar
 
-from trustclip.cli.arguments import changes_of, parse, require
+from trustclip.cli.arguments import changes_of, parse, require, without
 from trustclip.support.marks import Argument
 from trustclip.support.terminal import Terminal, say
 from trustclip.train.settings.stages import (
@@ -77,65 +77,16 @@ def settings(cls: type[T], argv: Sequence[str], command: str) -> T:
     return parse(cls, argv, command, presets=presets, make=build, examples=examples)
 
 
-def demo(argv: Sequence[str]) -> None:
-    options = settings(DemoSettings, argv, "demo")
-    require("transformers", "trl", "matplotlib", "jinja2")  # the last two of the page it ends with
-    be_quiet()
-    from trustclip.train.pipeline import demo as run
-
-    console = Terminal()
-    directory = run(options, console)
-    if directory.leads and directory.summary.get("finished"):
-        from trustclip.report.page import write_page
-
-        page = write_page(directory.path, "A small policy learns")
-        for label, name in (("summary", "summary.json"), ("report", page)):
-            console.print(f"{label:>8}: {directory.path / name}", highlight=False)
-
-
-def sft(argv: Sequence[str]) -> None:
-    _stage(SFTSettings, argv, "sft")
-
-
-def rl(argv: Sequence[str]) -> int | None:
-    rest, dry = _dry(argv)
-    if not dry:
-        return _stage(RLSettings, argv, "rl")
-    options = settings(RLSettings, rest, "rl")
-    be_quiet()
-    from trustclip.train.preflight.dry_run import dry_rl
-
-    return dry_rl(options, Terminal())
-
-
-def evaluate(argv: Sequence[str]) -> None:
-    if "--grade" in argv:
-        from trustclip.cli.commands.stored import Grade
-
-        parse(Grade, [argument for argument in argv if argument != "--grade"], "eval --grade")()
-    else:
-        _stage(EvalSettings, argv, "eval")
-
-
-#: The function of each command that runs settings.
-_RUNS = {
+#: What does the work of each command, given its settings.
+_WORK = {
+    "demo": "trustclip.train.pipeline:demo",
     "sft": "trustclip.train.sft:sft",
     "rl": "trustclip.train.rl:rl",
+    "rl --dry-run": "trustclip.train.preflight.dry_run:dry_rl",
     "eval": "trustclip.train.eval:run_evaluation",
     "run": "trustclip.train.pipeline:run_recipe",
+    "run --dry-run": "trustclip.train.preflight.dry_run:dry_run",
 }
-
-
-def _stage(cls: type, argv: Sequence[str], name: str) -> None:
-    options = settings(cls, argv, name)
-    be_quiet()
-    pkgutil.resolve_name(_RUNS[name])(options, Terminal())
-
-
-def _dry(argv: Sequence[str]) -> tuple[list[str], bool]:
-    """Arguments without ``--dry-run``, and whether it is among them."""
-    rest = [argument for argument in argv if argument != "--dry-run"]
-    return rest, len(rest) < len(argv)
 
 
 def be_quiet() -> None:
@@ -143,6 +94,45 @@ def be_quiet() -> None:
     from trustclip.train.watch.callbacks import silence_libraries
 
     silence_libraries()
+
+
+def _work(command: str, options: Any) -> Any:
+    be_quiet()
+    return pkgutil.resolve_name(_WORK[command])(options, Terminal())
+
+
+def demo(argv: Sequence[str]) -> None:
+    options = settings(DemoSettings, argv, "demo")
+    require("transformers", "trl", "matplotlib", "jinja2")  # the last two of the page it ends with
+    directory = _work("demo", options)
+    if directory.leads and directory.summary.get("finished"):
+        from trustclip.report.page import write_page
+
+        page = write_page(directory.path, "A small policy learns")
+        for label, name in (("summary", "summary.json"), ("report", page)):
+            say(f"{label:>8}: {directory.path / name}")
+
+
+def sft(argv: Sequence[str]) -> None:
+    _work("sft", settings(SFTSettings, argv, "sft"))
+
+
+def rl(argv: Sequence[str]) -> int | None:
+    rest, dry = without(argv, "--dry-run")
+    options = settings(RLSettings, rest, "rl")
+    if dry:
+        return _work("rl --dry-run", options)
+    _work("rl", options)
+
+
+def evaluate(argv: Sequence[str]) -> None:
+    rest, graded = without(argv, "--grade")
+    if graded:
+        from trustclip.cli.commands.stored import Grade
+
+        parse(Grade, rest, "eval --grade")()
+    else:
+        _work("eval", settings(EvalSettings, argv, "eval"))
 
 
 RUN_USAGE = """\
@@ -169,23 +159,17 @@ def run(argv: Sequence[str]) -> int | None:
     from trustclip.train.files import ALIASES, load_recipe, with_folder
     from trustclip.train.shipped import locate
 
-    rest, dry = _dry(argv)
+    rest, dry = without(argv, "--dry-run")
     files, changes = changes_of(rest, Recipe, ALIASES)
     if len(files) != 1:
         raise ValueError(f"give one recipe file, got {len(files)}; see trustclip run --help.")
     file = locate(Path(files[0]))
     recipe = load_recipe(file, with_folder(file, changes))
-    console = Terminal()
-    be_quiet()
     if dry:
-        from trustclip.train.preflight.dry_run import dry_run
-
-        return dry_run(recipe, console)
-    from trustclip.train.pipeline import run_recipe
-
-    directory = run_recipe(recipe, console)
+        return _work("run --dry-run", recipe)
+    directory = _work("run", recipe)
     if directory.summary.get("finished"):
-        console.print(f"for a page about it: trustclip report {directory.path}", highlight=False)
+        say(f"for a page about it: trustclip report {directory.path}")
 
 
 RESUME_USAGE = """\
@@ -215,8 +199,7 @@ def resume(argv: Sequence[str]) -> int | None:
     command, cls, content = of_run(Path(folders[0]))
     _, changes = changes_of(argv, cls, ALIASES if command == "run" else {})
     options = build(cls, content, Source(f"{folders[0]}/config.yaml", {}, changes))
-    be_quiet()
-    pkgutil.resolve_name(_RUNS[command])(options, Terminal())
+    _work(command, options)
 
 
 @dataclasses.dataclass
@@ -245,43 +228,12 @@ class Suite:
         from trustclip.train.suite import run_suite
         from trustclip.train.suite.launchers.slurm import resources_of
 
+        options = {**vars(self)}
+        path = locate(options.pop("file"))
         places = ("gpus", "cpus", "extra", "hours", "partition")
-        resources = {name: getattr(self, name) for name in places}
+        resources = {name: options.pop(name) for name in places}
         if self.on == "local" and not self.dry_run:
             resources_of(self.on, resources)  # a wrong option is reported before a missing package
             # Without them every run would fail.
             require("transformers", "trl", "datasets", "accelerate", "peft")
-        return run_suite(
-            locate(self.file),
-            Terminal(),
-            max_parallel=self.max_parallel,
-            on=self.on,
-            resources=resources,
-            dry_run=self.dry_run,
-        )
-
-
-@dataclasses.dataclass
-class Recipes:
-    """List the recipes and suites that come with trustclip, or copy one to change it."""
-
-    name: Argument[str | None] = None
-    """Recipe or suite to copy; all are listed when unset."""
-    to: Argument[Path] = Path()
-    """Folder or file of the copy."""
-    schema: Literal["recipe", "suite"] | None = None
-    """Print the JSON Schema of recipes or suites instead. An editor reads it where a file begins
-    with "# yaml-language-server: $schema=recipe.json"."""
-
-    def __call__(self) -> None:
-        from trustclip.train.shipped import FOLDER, command_of, copy_shipped, shipped, title
-
-        if self.schema is not None:
-            say((FOLDER / "schema" / f"{self.schema}.json").read_text(encoding="utf-8"), end="")
-        elif self.name is not None:
-            copy = copy_shipped(self.name, self.to)
-            command = command_of(shipped()[self.name])
-            say(f"{copy} is yours to change; then: trustclip {command} {copy}")
-        else:
-            for name, path in shipped().items():
-                say(f"trustclip {command_of(path)} {name}\n    {title(path)}")
+        return run_suite(path, Terminal(), resources=resources, **options)

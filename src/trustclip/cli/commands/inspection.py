@@ -27,14 +27,8 @@ class Tokens:
             raise ValueError(f"--count must be at least 1, got {self.count}.")
         from trustclip.report.token_console import print_tokens
 
-        print_tokens(
-            self.run,
-            Terminal(highlight=False),
-            update=self.update,
-            worst=self.worst,
-            count=self.count,
-            constraint=self.constraint,
-        )
+        options = {**vars(self)}
+        print_tokens(options.pop("run"), Terminal(highlight=False), **options)
 
 
 @dataclasses.dataclass

@@ -12,7 +12,6 @@ from trustclip.support.terminal import say
 if TYPE_CHECKING:
     from trustclip.constraints.base import Method
     from trustclip.constraints.sampler import Pairs
-    from trustclip.constraints.schedule import Schedule
     from trustclip.engines.limits import Remark
 
 
@@ -42,24 +41,30 @@ class Doctor:
     def __call__(self) -> int:
         import torch
 
+        from trustclip.constraints.base import Trait
+        from trustclip.constraints.registry import as_method
         from trustclip.constraints.schedule import Schedule
+        from trustclip.engines.limits import ENGINES, refusal
         from trustclip.logs.writing.environment import environment
 
         facts = environment()
         devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         generation = self.steps_per_generation or self.gradient_accumulation_steps
         schedule = Schedule(generation, self.num_iterations, self.gradient_accumulation_steps)
-        verdict = _can_act(self.method, schedule)
+        method = as_method(self.method)
+        problem = refusal(method, ENGINES["TRL"])
+        acts = schedule.acts(method.name, Trait.ACTS_ON_POLICY in method.traits)
+        verdict = f"NO: {problem}" if problem else acts
         rows = facts["versions"] | {
             "platform": facts["platform"],
             "processor": facts["processor"],
             "devices": f"{', '.join(devices) or 'CPU only'} ({facts['processors']} processors)",
             "schedule": f"{schedule.updates_per_generation:g} updates per generation",
-            "constraint": verdict,
+            "can it act?": verdict,
         }
         for name, text in rows.items():
             say(f"{name:<14}{text}")
-        return int(verdict.startswith("cannot"))
+        return int(verdict.startswith("NO"))
 
 
 def doctor(argv: Sequence[str]) -> int:
@@ -69,22 +74,6 @@ def doctor(argv: Sequence[str]) -> int:
             return check([part for part in argv if part != flag])
     status = parse(Doctor, argv, "doctor")()
     return status if argv else 0  # of the machine alone; nobody has asked about a schedule
-
-
-def _can_act(name: str, schedule: "Schedule") -> str:
-    """Whether TRL can train with a method, and whether the schedule lets it act."""
-    from trustclip.constraints.base import Trait
-    from trustclip.constraints.registry import as_method
-    from trustclip.engines.limits import ENGINES, refusal
-
-    method = as_method(name)
-    if problem := refusal(method, ENGINES["TRL"]):
-        return f"cannot be trained: {problem}"
-    if Trait.ACTS_ON_POLICY in method.traits:
-        return "can act at any ratio, also on fresh samples"
-    if schedule.inert:
-        return f"cannot act: {schedule.explain_inert(method.name)}"
-    return "can act from the second update of a generation on"
 
 
 def _verl(arguments: Sequence[str]) -> int:

@@ -4,28 +4,24 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trustclip.cli.arguments import changes_of, split_option
+from trustclip.constraints.base import Method
+from trustclip.constraints.sampler import Pairs
+from trustclip.engines.limits import Remark
 from trustclip.support.settings import Source
 from trustclip.support.terminal import say
+from trustclip.train.checks import absent, refuse
+from trustclip.train.files import ALIASES, build, load_recipe
 from trustclip.train.settings.stages import EvalSettings, Recipe, RLStage
 
-if TYPE_CHECKING:
-    from trustclip.constraints.base import Method
-    from trustclip.constraints.sampler import Pairs
-    from trustclip.engines.limits import Remark
 
-
-def distributed(arguments: Sequence[str]) -> "list[Remark] | None":
+def distributed(arguments: Sequence[str]) -> list[Remark] | None:
     """Check the ranks that a launcher started against a recipe, or against given settings.
 
     Returns:
       Remarks; None on every rank but the first, which reports for all.
     """
-    from trustclip.engines.limits import Remark
-    from trustclip.train.checks import absent
-    from trustclip.train.files import ALIASES, build, load_recipe
     from trustclip.train.preflight.ranks import describe, errors, inspect_ranks
 
     if arguments and not arguments[0].startswith("-"):
@@ -42,7 +38,7 @@ def distributed(arguments: Sequence[str]) -> "list[Remark] | None":
     return [Remark("error", text) for text in (*errors(world, stage), *absent(stage))]
 
 
-def sampled(arguments: Sequence[str]) -> "tuple[Pairs, int, Method | None]":
+def sampled(arguments: Sequence[str]) -> tuple[Pairs, int, Method | None]:
     """The first completions of a recipe, its greatest length and its method; or of a server."""
     rest, server = split_option([*arguments], "--server")
     if server is not None:
@@ -53,19 +49,16 @@ def sampled(arguments: Sequence[str]) -> "tuple[Pairs, int, Method | None]":
             "trustclip doctor --sampler takes one recipe (.yaml), or one file (.jsonl) with "
             f"`logp_old` and `logp_rollout` of each completion; got {positional or 'none'}."
         )
-    from trustclip.train.files import load_recipe
     from trustclip.train.preflight.sampler import first_completions
 
     recipe = load_recipe(Path(positional[0]), changes)
     return first_completions(recipe), recipe.rl.max_completion_length, recipe.rl.method
 
 
-def _of_server(url: str, arguments: Sequence[str]) -> "Pairs":
+def _of_server(url: str, arguments: Sequence[str]) -> Pairs:
     """Completions of a running server, scored by it and by a model here."""
     from trustclip.support.http import check_address
-    from trustclip.train.checks import refuse
     from trustclip.train.data import test_problems
-    from trustclip.train.files import build
     from trustclip.train.preflight.sampler import server_pairs
     from trustclip.train.problems.prompts import messages
     from trustclip.train.runs.directory import RunDirectory

@@ -1,15 +1,40 @@
-"""Commands of the training program on what a run has left: its files, its stored answers."""
+"""Commands of the training program on files: those that come along, those that a run has left."""
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
-from trustclip.cli.arguments import parse
 from trustclip.support.marks import Argument
 from trustclip.support.terminal import say
-from trustclip.train.problems.decontaminate import DecontaminateConfig
+from trustclip.train.problems.decontaminate import Decontaminate as Decontaminate
 from trustclip.train.problems.verify.extraction import Style
+
+
+@dataclasses.dataclass
+class Recipes:
+    """List the recipes and suites that come with trustclip, or copy one to change it."""
+
+    name: Argument[str | None] = None
+    """Recipe or suite to copy; all are listed when unset."""
+    to: Argument[Path] = Path()
+    """Folder or file of the copy."""
+    schema: Literal["recipe", "suite"] | None = None
+    """Print the JSON Schema of recipes or suites instead. An editor reads it where a file begins
+    with "# yaml-language-server: $schema=recipe.json"."""
+
+    def __call__(self) -> None:
+        from trustclip.train.shipped import FOLDER, command_of, copy_shipped, shipped, title
+
+        if self.schema is not None:
+            say((FOLDER / "schema" / f"{self.schema}.json").read_text(encoding="utf-8"), end="")
+        elif self.name is not None:
+            copy = copy_shipped(self.name, self.to)
+            command = command_of(shipped()[self.name])
+            say(f"{copy} is yours to change; then: trustclip {command} {copy}")
+        else:
+            for name, path in shipped().items():
+                say(f"trustclip {command_of(path)} {name}\n    {title(path)}")
 
 
 @dataclasses.dataclass
@@ -58,9 +83,3 @@ class Grade:
         say(", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
         if self.out is not None:
             append_jsonl(self.out, rows)
-
-
-def decontaminate(argv: Sequence[str]) -> int:
-    from trustclip.train.problems.decontaminate import run
-
-    return run(parse(DecontaminateConfig, argv, "decontaminate"))

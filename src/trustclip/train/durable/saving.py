@@ -91,7 +91,7 @@ class Saver:
 
         def collect() -> None:
             nonlocal content
-            with store.explained(step):
+            with store.explained(store.path(step)):
                 content = fill(folder)
                 content = content.copied() if self.background else content
 
@@ -139,7 +139,7 @@ class Saver:
     def _publish(self, step: int, folder: Path, content: Content, ranks: Ranks) -> None:
         store = self.store
         try:
-            with store.explained(step):
+            with store.explained(store.path(step)):
                 written = content.write(folder, ranks)
             ranks.together(lambda: store.commit(step, written))
         except BaseException:

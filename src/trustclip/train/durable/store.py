@@ -145,7 +145,7 @@ class CheckpointStore:
         On the very first start the cursor supplies them, and they are stored.
         """
         path = self.folder / ORIGIN
-        with self._explained(path):
+        with self.explained(path):
             origin = self._origin()
             if origin is None and path.exists():
                 raise CheckpointError(
@@ -187,7 +187,7 @@ class CheckpointStore:
     def begin(self, step: int) -> Path:
         """Create the folder to write a step's checkpoint into, for `commit` or `abort`."""
         folder = self._part(step)
-        with self.explained(step):
+        with self.explained(self.path(step)):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
         return folder
@@ -195,7 +195,7 @@ class CheckpointStore:
     def commit(self, step: int, written: Mapping[str, Listed] | None = None) -> Path:
         """Make the written folder the checkpoint of its step, then delete those over `keep`."""
         part, final = self._part(step), self.path(step)
-        with self.explained(step):
+        with self.explained(self.path(step)):
             files = _files(part)
             manifest = {"schema": SCHEMA, "step": step, "origin": self._origin()}
             # Files that the ranks have listed must still have the size they wrote; list the others.
@@ -223,9 +223,9 @@ class CheckpointStore:
         """Remove a partly written checkpoint."""
         shutil.rmtree(self._part(step), ignore_errors=True)
 
-    def explained(self, step: int) -> contextlib.AbstractContextManager[None]:
+    def explained(self, path: Path) -> contextlib.AbstractContextManager[None]:
         """Raise file-system errors as a `CheckpointError` that names the newest checkpoint."""
-        return self._explained(self.path(step))
+        return writing_to(path, lambda: f"; {self.left()}")
 
     def _part(self, step: int) -> Path:
         return self.folder / f"{_WRITING}{self.path(step).name}"
@@ -256,9 +256,6 @@ class CheckpointStore:
             hidden.unlink()
         else:
             shutil.rmtree(hidden)
-
-    def _explained(self, path: Path) -> contextlib.AbstractContextManager[None]:
-        return writing_to(path, lambda: f"; {self.left()}")
 
     def left(self) -> str:
         """The newest checkpoint, in words; files that are read back later may still be damaged."""

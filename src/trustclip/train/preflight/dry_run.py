@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ problems')
         "model": recipe.model,
         "fine-tuning": _tuning(recipe.sft),
         "constraint": str(rl.method),
-        "can it act?": _acts(rl),
+        "can it act?": schedule.acts(rl.method.name, Trait.ACTS_ON_POLICY in rl.method.traits),
         "updates": f"{rl.max_steps:,}, {schedule.updates_per_generation:g} per generation",
         "an update": f"{sequences:,} completions{of(sequences / group)}",
         "a generation": f"{completions:,} completions{of(completions // group)}",
@@ -95,18 +95,6 @@ def _tuning(sft: SFTStage | None) -> str:
         return "none"
     epochs = f"{sft.num_train_epochs:g} epochs"
     return f"{f'{sft.max_steps} updates' if sft.max_steps > 0 else epochs} on {sft.dataset}"
-
-
-def _acts(rl: RLStage) -> str:
-    schedule = rl.schedule
-    if Trait.ACTS_ON_POLICY in rl.method.traits:
-        return "yes: it acts at any ratio, also on fresh samples"
-    if schedule.inert:
-        return f"NO: {schedule.explain_inert(rl.method.name)}"
-    updates = schedule.updates_per_generation
-    if updates == int(updates):
-        return f"yes: in {updates - 1:.0f} of the {updates:.0f} updates on each generation"
-    return f"yes: {updates:g} updates on each generation, not all of them on fresh samples"
 
 
 def _multiples(every: int, last: int) -> set[int]:
@@ -125,13 +113,17 @@ def dry_run(recipe: Recipe, console: Console, *, batch: bool = True) -> int:
     processes = world()
     settings = recipe.rl
     try:
-        problems, tests = _problems(recipe, console)
+        data = recipe_problems(recipe)
+        tell_overlap(console, data.overlap)
+        show(console, few_tests(data.tests))
         config, tokenizer = model_shape(recipe.model, settings.style)
+        problems = short_enough(data.training, tokenizer, settings)
     except ValueError:
         console.print(_plan_table(recipe.name, plan(recipe, processes=processes)))
         raise
     check_context(config, settings.max_completion_length, recipe.model)
     hardest = longest(problems, tokenizer, settings)
+    tests = None if recipe.eval is None else sum(map(len, data.tests.values()))
     console.print(_plan_table(recipe.name, plan(recipe, len(problems), tests, processes)))
     _preview(recipe, problems[0], tokenizer, console)
     for text in _missing(recipe.training):
@@ -168,19 +160,6 @@ def _preview(recipe: Recipe, problem: Problem, tokenizer: Any, console: Console)
     for name, values in by_label.items():
         each = (f"{value} for {what}" for what, value in zip(texts, values, strict=True))
         announce(console, f"reward {name}: {', '.join(each)}")
-
-
-def _problems(recipe: Recipe, console: Console) -> tuple[Sequence[Problem], int | None]:
-    """Training problems, and the number of test problems."""
-    data = recipe_problems(recipe)
-    tell_overlap(console, data.overlap)
-    show(console, few_tests(data.tests))
-    problems: Sequence[Problem] = data.training
-    tests = None if recipe.eval is None else sum(map(len, data.tests.values()))
-    if recipe.rl.max_prompt_length is not None:
-        tokenizer = model_shape(recipe.model, recipe.rl.style)[1]
-        problems = short_enough(problems, tokenizer, recipe.rl)
-    return problems, tests
 
 
 def _plan_table(title: str, lines: Mapping[str, str]) -> Table:

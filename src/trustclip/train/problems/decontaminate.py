@@ -180,7 +180,7 @@ def _pair(test: Problem, train: Problem, similarity: float) -> Pair:
 
 
 @checked
-class DecontaminateConfig:
+class Decontaminate:
     """Find the test problems that occur in a training set."""
 
     train: str
@@ -200,52 +200,49 @@ class DecontaminateConfig:
     max_bad_rows: Whole = 100
     """Maximum number of bad rows per source; they go to quarantine.jsonl next to the report."""
 
+    def __call__(self) -> None:
+        """Write the report; finding copies is not a failure.
 
-def run(config: DecontaminateConfig) -> int:
-    """Run ``trustclip decontaminate``; finding copies is not a failure.
-
-    Raises:
-      ValueError: a source cannot be read or has too many bad rows, or an output is one of the
-        sources.
-    """
-    _check_outputs(config)
-    quarantine = config.out.parent / "quarantine.jsonl"
-    load = partial(
-        load_problems,
-        max_bad_rows=config.max_bad_rows,
-        quarantine=quarantine,
-        selection=RowSelection(config.columns),
-    )
-    train, test = load(config.train, use="train"), load(config.test, use="test")
-    pairs = decontaminate(train, test, threshold=config.threshold)
-    found = by_state(pairs, test)
-    config.out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(config.out, {**found, "pairs": [asdict(pair) for pair in pairs]})
-    print(
-        f"{len(found['copies'])} of {len(test)} test problems have a copy among {len(train)} "
-        f"training problems, {len(found['near'])} more a near one: {config.out}"
-    )
-    if config.write_clean is not None:
-        left_out = {pair.train_id for pair in pairs if config.near or pair.copy}
-        clean = [problem for problem in train if problem.id not in left_out]
-        rows = (
-            {key: value for key, value in asdict(problem).items() if value not in (None, {})}
-            for problem in clean
+        Raises:
+          ValueError: a source cannot be read or has too many bad rows, or an output is one of the
+            sources.
+        """
+        self._check_outputs()
+        quarantine = self.out.parent / "quarantine.jsonl"
+        load = partial(
+            load_problems,
+            max_bad_rows=self.max_bad_rows,
+            quarantine=quarantine,
+            selection=RowSelection(self.columns),
         )
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        config.write_clean.parent.mkdir(parents=True, exist_ok=True)
-        write_text(config.write_clean, text)
-        print(f"{len(clean)} training problems are left: {config.write_clean}")
-    return 0
+        train, test = load(self.train, use="train"), load(self.test, use="test")
+        pairs = decontaminate(train, test, threshold=self.threshold)
+        found = by_state(pairs, test)
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self.out, {**found, "pairs": [asdict(pair) for pair in pairs]})
+        print(
+            f"{len(found['copies'])} of {len(test)} test problems have a copy among {len(train)} "
+            f"training problems, {len(found['near'])} more a near one: {self.out}"
+        )
+        if self.write_clean is not None:
+            left_out = {pair.train_id for pair in pairs if self.near or pair.copy}
+            clean = [problem for problem in train if problem.id not in left_out]
+            rows = (
+                {key: value for key, value in asdict(problem).items() if value not in (None, {})}
+                for problem in clean
+            )
+            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            self.write_clean.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self.write_clean, text)
+            print(f"{len(clean)} training problems are left: {self.write_clean}")
 
-
-def _check_outputs(config: DecontaminateConfig) -> None:
-    sources = {Path(config.train).resolve(), Path(config.test).resolve()}
-    outputs = [path for path in (config.out, config.write_clean) if path is not None]
-    for path in outputs:
-        if path.is_dir():
-            raise ValueError(f"{path} is a folder, an output must be a file")
-        if path.resolve() in sources:
-            raise ValueError(f"{path} is a source, writing to it would destroy it")
-    if len({path.resolve() for path in outputs}) < len(outputs):
-        raise ValueError(f"out and write_clean are both {config.out}")
+    def _check_outputs(self) -> None:
+        sources = {Path(self.train).resolve(), Path(self.test).resolve()}
+        outputs = [path for path in (self.out, self.write_clean) if path is not None]
+        for path in outputs:
+            if path.is_dir():
+                raise ValueError(f"{path} is a folder, an output must be a file")
+            if path.resolve() in sources:
+                raise ValueError(f"{path} is a source, writing to it would destroy it")
+        if len({path.resolve() for path in outputs}) < len(outputs):
+            raise ValueError(f"out and write_clean are both {self.out}")

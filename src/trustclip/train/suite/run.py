@@ -16,9 +16,9 @@ from trustclip.logs.identity import flat
 from trustclip.support.consent import names_in
 from trustclip.support.jsonl import append_jsonl, scan, write_text
 from trustclip.support.lock import only_process
-from trustclip.support.terminal import print_table
+from trustclip.support.terminal import announce, print_table
 from trustclip.support.text import one_line
-from trustclip.train.suite.launchers.local import Interruptions, Local, RunProcess
+from trustclip.train.suite.launchers.local import Interruptions, RunProcess, environment, gpus
 from trustclip.train.suite.launchers.slurm import Slurm, SlurmRun, resources_of
 from trustclip.train.suite.plan import Job, Plan, plan
 from trustclip.train.suite.table import Results
@@ -66,10 +66,14 @@ def run_suite(
         console.print(_intention(suite))
         return 0
     slots = max_parallel or (1 if request is None else len(suite.jobs))
-    launcher = Local(slots) if request is None else Slurm(request)
+    devices = gpus() if request is None and slots > 1 else []
+    slurm = None if request is None else Slurm(request)
 
     def start(job: Job, slot: int) -> RunProcess | SlurmRun:
-        return launcher.start(job.path, [*command, *_arguments(job)], slot)
+        words = [*command, *_arguments(job)]
+        if slurm is not None:
+            return slurm.start(job.path, words)
+        return RunProcess(job.path, words, environment(slot, slots, devices))
 
     with only_process(suite.out):
         write_text(suite.out / "suite.yaml", _yaml(suite.resolved()))
@@ -227,28 +231,23 @@ class _Suite:
         row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "run": name, "event": event, **details}
         append_jsonl(self._plan.out / "events.jsonl", [row])
         reason = f" ({self._failures[name]})" if event == "failed" else ""
-        self._tell(f"{name}: {event}{reason}")
+        announce(self._console, f"{name}: {event}{reason}")
 
     def _tell_scores(self) -> None:
         """Print the new evaluations of the active runs."""
         for name, run in self._watched.items():
             if self._states[name] in ("running", "ending") and run.refresh():
-                self._tell(f"{name}: {run.score}")
-
-    def _tell(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+                announce(self._console, f"{name}: {run.score}")
 
     def _conclude(self, status: int) -> int:
         file = self._results.write()
         print_table(self._console, self._results.table().overview())
-        self._console.print(f"table in {file}", highlight=False, soft_wrap=True)
+        announce(self._console, f"table in {file}")
         if self._failures:
             missing = len(self._failures)
             self._console.print(f"{missing} not finished; run the same command again to continue:")
             for name, reason in self._failures.items():
-                self._console.print(
-                    f"  {name}: {reason}", highlight=False, markup=False, soft_wrap=True
-                )
+                announce(self._console, f"  {name}: {reason}")
         return status
 
 

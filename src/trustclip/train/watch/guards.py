@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from accelerate.utils import reduce
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
@@ -14,6 +13,7 @@ from trustclip.findings.facts import MAX_SKIPPED, SHORTEST, SKIP_WINDOW
 from trustclip.findings.live.guards import NONFINITE_GRADIENT, Row, RowGuards
 from trustclip.logs.writing.completions import Notice
 from trustclip.support.names import TrainingError
+from trustclip.train.durable.shards import local
 
 
 class TooManySkips(TrainingError):
@@ -112,9 +112,9 @@ _STATE = (
 def _any_nonfinite(gradients: list[Tensor], device: torch.device) -> bool:
     """True on every rank if any gradient on any rank has an element that is not finite."""
     # Of a sharded gradient every rank checks its own part, which may be empty.
-    local = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+    parts = map(local, gradients)
     # The largest magnitude is not finite exactly if an element is not, and cannot overflow.
-    largest = torch.nn.utils.get_total_norm([g for g in local if g.numel()], norm_type=math.inf)
+    largest = torch.nn.utils.get_total_norm([g for g in parts if g.numel()], norm_type=math.inf)
     flag = (~largest.isfinite()).to(device, torch.float32)
     ranks: Any = reduce(flag, reduction="sum")
     return ranks.item() > 0

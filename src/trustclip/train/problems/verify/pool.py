@@ -87,7 +87,15 @@ class Worker:
         script = Path(__file__).with_name("worker.py")
         self._owner = os.getpid()  # a forked copy of this object starts a host of its own
         try:
-            process = self._spawn(script)
+            process = self._process = subprocess.Popen(
+                [sys.executable, "-P", str(script), *self._arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                start_new_session=True,  # Ctrl-C reaches the trainer alone, killpg both
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
             hello = _read_line(process, STARTUP_LIMIT)
         except OSError as error:
             self.kill()
@@ -99,18 +107,6 @@ class Worker:
             self.kill()
             raise NotStartedError("no reply")
         return process
-
-    def _spawn(self, script: Path) -> subprocess.Popen[bytes]:
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(script), *self._arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            start_new_session=True,  # Ctrl-C reaches the trainer alone, killpg both
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        return self._process
 
 
 class WorkerPool:

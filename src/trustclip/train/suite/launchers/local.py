@@ -140,17 +140,6 @@ def gpus() -> list[str]:
     return [str(i) for i in range(torch.cuda.device_count())]
 
 
-class Local:
-    """Processes on this machine, which share its processors and GPUs."""
-
-    def __init__(self, slots: int) -> None:
-        self._slots = slots
-        self._gpus = gpus() if slots > 1 else []
-
-    def start(self, folder: Path, command: Sequence[str], slot: int) -> RunProcess:
-        return RunProcess(folder, command, environment(slot, self._slots, self._gpus))
-
-
 class Interruptions(Requests):
     """Counts requests to stop instead of ending the process, inside ``with``."""
 

@@ -217,7 +217,7 @@ class Slurm:
             )
         self._resources, self._queue, self._submitit = resources, Queue(), submitit
 
-    def start(self, folder: Path, command: Sequence[str], slot: int) -> "SlurmRun":
+    def start(self, folder: Path, command: Sequence[str]) -> "SlurmRun":
         """Submit the run, or find the job of an earlier call."""
         folder = folder.resolve()
         earlier = self._earlier(folder / "slurm")

@@ -19,7 +19,7 @@ from trustclip.engines.trl.scoring import hidden
 from trustclip.engines.trl.scoring.forward import Request
 from trustclip.engines.trl.scoring.skipping import spread
 from trustclip.head import ORDERS, Head, Order, Scores, bregman_kl, exact_kl, score, topk
-from trustclip.head.bregman import RESOLVES
+from trustclip.head.exact import RESOLVES
 from trustclip.head.topk import logp_of, with_other
 
 #: Names among TRL's inputs of an old policy's `Evidence`.

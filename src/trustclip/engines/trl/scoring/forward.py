@@ -14,8 +14,8 @@ from trustclip.engines.trl.scoring import sharing
 from trustclip.engines.trl.scoring.candidates import Query
 from trustclip.engines.trl.scoring.hidden import language_model, logit_changes
 from trustclip.head import Head, Scores
-from trustclip.head.further import further_logps
 from trustclip.head.logprobs import Plan, scored
+from trustclip.head.topk import further_logps
 
 #: Arguments of a pass in which prompts can be shared.
 _PACKED = {

@@ -230,16 +230,6 @@ def _no_replay(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
         yield f"{what} is over all tokens, `replay` trains on a part of them: leave one out."
 
 
-def undecodable(args: ConstrainedGRPOConfig) -> Iterator[str]:
-    """Settings under which trustclip's decoder cannot sample, each as a reason."""
-    if args.decoder != "auto":
-        yield f"decoder={args.decoder!r}"
-    if args.use_vllm or args.use_transformers_continuous_batching:
-        yield "another engine samples (vLLM or continuous batching)"
-    if args.fp16:
-        yield "passes run under fp16 autocast"
-
-
 def shadows(
     specs: Iterable[Any], method: Method, supplied: Supply = limits.ENGINES["TRL"]
 ) -> list[Method]:

@@ -38,17 +38,9 @@ class Generating:
     def further(self, length: int, device: torch.device) -> Likeliest | None:
         """The sampler's likeliest tokens, of completions padded to a length, where they are kept.
 
-        Raises:
-          RuntimeError: the completions come from several calls.
+        They are those of one call: a trainer with tools, which make several turns, keeps none.
         """
-        if not self.likeliest:
-            return None
-        if len(self.likeliest) > 1:
-            raise RuntimeError(
-                "the completions were sampled in several turns, and candidates are those of one: "
-                "leave the tools out, or `candidates` and the method that needs them."
-            )
-        return pad(self.likeliest[0], length, device)
+        return pad(self.likeliest[0], length, device) if self.likeliest else None
 
     def decoder_logps(self, attention_mask: Tensor, length: int) -> Tensor | None:
         """Log-probabilities of the completions, if the decoder sampled them from this policy.

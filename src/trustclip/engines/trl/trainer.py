@@ -45,10 +45,9 @@ from trustclip.engines.trl.recording.records import (
     stored_logs,
 )
 from trustclip.engines.trl.recording.shares import clip_ratios
-from trustclip.engines.trl.sampling import returned, sampled
-from trustclip.engines.trl.sampling.agreement import disagreement
+from trustclip.engines.trl.sampling import generate, sampled
 from trustclip.engines.trl.sampling.decoding import Decoder
-from trustclip.engines.trl.sampling.generate import stoppable
+from trustclip.engines.trl.sampling.plain import disagreement
 from trustclip.engines.trl.scoring import candidates, hidden, sharing, skipping
 from trustclip.engines.trl.scoring.exact_kl import KLWatch
 from trustclip.engines.trl.scoring.forward import Request, use_head
@@ -172,7 +171,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         self._examined = False  # whether samples have been checked
         self._likeliest = args.kept_candidates()
         if self.use_vllm and self._likeliest:
-            returned.allow(self.vllm_generation, self._vllm_logprobs())
+            generate.allow_logprobs(self.vllm_generation, self._vllm_logprobs())
         if self.accelerator.device.type == "cpu":
             fast_paths.keep_memory()
         if args.checkpoints_unasked:
@@ -291,10 +290,10 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         if not self._takes("decoder"):
             model = self._unwrapped()
             supplied = self.use_vllm or fast_paths.unrecorded(self)
-            with stoppable(model, self.stopping):
+            with generate.stoppable(model, self.stopping):
                 if self.use_vllm and (k := self._vllm_logprobs()):
                     every = 0 < self.args.top_k <= k
-                    with returned.with_likeliest(self.vllm_generation, k, every) as further:
+                    with generate.with_likeliest(self.vllm_generation, k, every) as further:
                         output = turn()
                     phase.likeliest.append(further)
                     return output

@@ -8,8 +8,7 @@ again. That is what vLLM calls *processed* log-probabilities.
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,19 +41,20 @@ _NOTABLE = 0.02
 RECORDED = frozenset(_APPLIED)
 
 
-@contextmanager
-def recorded(model: Any, k: int = 0) -> Iterator[list["Recorder"]]:
-    """Context in which ``model.generate`` records the log-probabilities it samples with.
+def with_logps(
+    model: Any, generate: Callable[[], Any], k: int = 0
+) -> tuple[list[list[int]], list[Any], list[Likeliest]]:
+    """Tokens, log-probabilities and k likeliest tokens (none for k = 0) of each completion.
 
-    The temperature and the cut-offs are taken out of the generation's settings and applied by the
-    same classes of Transformers, with the recorder behind them: the samples are the same bit for
-    bit, and nothing comes between what is recorded and what is drawn. With them, the k likeliest
-    tokens are recorded. The list that the context yields gets the recorder of each call.
+    ``generate`` returns the tokens, and something else; it calls the model's `generate` once.
+
+    The temperature and the cut-offs are taken out of that call's settings and applied by the same
+    classes of Transformers, with the recorder behind them: the samples are the same bit for bit,
+    and nothing comes between what is recorded and what is drawn.
     """
-    calls: list[Recorder] = []
-    original = model.generate
+    recorder, original = Recorder(k), model.generate
 
-    def generate(*args: Any, generation_config: Any, **kwargs: Any) -> Tensor:
+    def recorded(*args: Any, generation_config: Any, **kwargs: Any) -> Tensor:
         defaults, plain = model.generation_config, copy.deepcopy(generation_config)
         processors: list[LogitsProcessor] = []
         for name, (warper, off) in _APPLIED.items():
@@ -63,27 +63,13 @@ def recorded(model: Any, k: int = 0) -> Iterator[list["Recorder"]]:
             if value is not None and value != off:
                 processors.append(warper(value))  # type: ignore[call-arg]
                 setattr(plain, name, off)
-        recorder = Recorder(k)
         processed = LogitsProcessorList([*processors, recorder])
         ids = original(*args, generation_config=plain, logits_processor=processed, **kwargs)
         recorder.end(ids)
-        calls.append(recorder)
         return ids
 
-    with replaced(model, generate):
-        yield calls
-
-
-def with_logps(
-    model: Any, generate: Callable[[], Any], k: int = 0
-) -> tuple[list[list[int]], list[Any], list[Likeliest]]:
-    """Tokens, log-probabilities and k likeliest tokens (none for k = 0) of each completion.
-
-    ``generate`` returns the tokens, and something else; it calls the model's `generate` once.
-    """
-    with recorded(model, k) as calls:
+    with replaced(model, recorded):
         ids, _ = generate()
-    (recorder,) = calls
     logps = [row[: len(tokens)] for row, tokens in zip(recorder.logps.tolist(), ids, strict=True)]
     further = [recorder.likeliest(i).first(len(row)) for i, row in enumerate(ids)] if k else []
     return ids, logps, further
@@ -163,7 +149,7 @@ class Recorder(LogitsProcessor):
     Values after the end of a completion are meaningless.
     """
 
-    def __init__(self, k: int = 0) -> None:
+    def __init__(self, k: int) -> None:
         self._next: Tensor | None = None
         self._logps: list[Tensor] = []
         self._k = k

@@ -15,7 +15,7 @@ import torch
 import trl_runs
 
 import trustclip as tc
-from trustclip.engines.trl.recording.tokens import BYTES, Pieces, Plan, TokenSampler
+from trustclip.engines.trl.recording.tokens import BYTES, Plan, TokenSampler, pieces
 from trustclip.logs.tokens import read_tokens, token_batch
 from trustclip.train.runs.directory import RunDirectory
 
@@ -44,8 +44,8 @@ def recorded(folder, every=2, space=2**22, died=None):
 
     trainer.journal, trainer.recorder = run, None
     plan = Plan(every, 4, space, updates=12, per_generation=4, seed=5)
-    pieces = Pieces(trainer.processing_class)
-    trainer.token_sampler = TokenSampler(plan, 4, 4, pieces, write) if every else None
+    text_of = pieces(trainer.processing_class)
+    trainer.token_sampler = TokenSampler(plan, 4, 4, text_of, write) if every else None
     return trainer
 
 
@@ -232,4 +232,4 @@ def test_a_piece_of_a_token_is_readable():
         def decode(self, ids, skip_special_tokens):
             return self.texts[ids[0]]
 
-    assert [Pieces(Vocabulary())(i) for i in range(5)] == [" the", " the", "æĪ", "<|im_end|>", "\n"]
+    assert [pieces(Vocabulary())(i) for i in range(5)] == [" the", " the", "æĪ", "<|im_end|>", "\n"]

@@ -1,5 +1,6 @@
 """A sample of completions, token by token: which ones are taken, and what is kept of them."""
 
+import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -162,22 +163,18 @@ class TokenSampler:
         return rows
 
 
-class Pieces:
-    """Texts of single tokens, each decoded once.
+def pieces(tokenizer: Any) -> Callable[[int], str]:
+    """Texts of single tokens by their ids, each decoded once.
 
     A token that is no whole character (a byte of one) has the name that the vocabulary gives it.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._vocabulary = tokenizer
-        self._texts: dict[int, str] = {}
+    @functools.cache
+    def text(number: int) -> str:
+        name = str(tokenizer.convert_ids_to_tokens(number))
+        decoded = tokenizer.decode([number], skip_special_tokens=False)
+        if name.startswith("▁") and not decoded.startswith(" "):
+            decoded = " " + decoded  # SentencePiece drops the space at the beginning of a text
+        return name if "�" in decoded else decoded
 
-    def __call__(self, number: int) -> str:
-        """Text of the token with this id."""
-        if number not in self._texts:
-            name = str(self._vocabulary.convert_ids_to_tokens(number))
-            text = self._vocabulary.decode([number], skip_special_tokens=False)
-            if name.startswith("▁") and not text.startswith(" "):
-                text = " " + text  # SentencePiece drops the space at the beginning of a text
-            self._texts[number] = name if "�" in text else text
-        return self._texts[number]
+    return text

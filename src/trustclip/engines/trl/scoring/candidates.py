@@ -19,10 +19,7 @@ from trustclip.engines.trl.scoring.skipping import spread
 
 #: Names among TRL's inputs: ids (int32, no columns for the whole vocabulary), log-probabilities
 #: under the sampler, whether it could draw no others, and log-probabilities under the old policy.
-CANDIDATES = (
-    *("further_ids", "further_logp_rollout", "further_complete"),
-    "further_logp_old",
-)
+CANDIDATES = ("further_ids", "further_logp_rollout", "further_complete", "further_logp_old")
 
 
 @dataclass

@@ -52,7 +52,9 @@ class Head:
     rounds: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        if _is_dtensor(self.weight):
+        # The module takes seconds to import, and a DTensor implies it.
+        loaded = sys.modules.get("torch.distributed.tensor")
+        if loaded is not None and isinstance(self.weight, loaded.DTensor):
             raise ValueError(
                 "`weight` is a DTensor. Score inside of the module's forward pass, where FSDP2 has "
                 "gathered it; under tensor parallelism give weight.full_tensor()."
@@ -210,12 +212,6 @@ def as_head(weight: Tensor | Head, bias: Tensor | None = None, temperature: floa
     if bias is not None or temperature != 1:
         raise ValueError("a Head has its own bias and temperature: give them to Head.of.")
     return weight
-
-
-def _is_dtensor(x: object) -> bool:
-    """Whether it is a DTensor; the module takes seconds to import, and a DTensor implies it."""
-    loaded = sys.modules.get("torch.distributed.tensor")
-    return loaded is not None and isinstance(x, loaded.DTensor)
 
 
 class Tile:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -155,8 +156,9 @@ def sampler(plan, files, rank=0):
     )
 
 
-def feed(to, step, lengths, first, random):
+def feed(to, step, lengths, first, random, signal=1):
     batch = batch_of(lengths, random)
+    batch = replace(batch, advantages=batch.advantages * signal)
     index = torch.arange(first, first + len(lengths))
     inputs = {
         "completion_ids": torch.from_numpy(random.integers(0, 900, size=batch.mask.shape)),
@@ -182,7 +184,7 @@ def test_two_ranks_record_what_one_would():
     random = np.random.default_rng(1)
     for rank, to in enumerate(ranks):
         feed(to, 1, lengths[4 * rank : 4 * rank + 4], 4 * rank, random)
-    facts = torch.cat([part.facts() for to in ranks for part in to._parts])
+    facts = torch.cat([part[0] for to in ranks for part in to._parts])
     assert [to.finish(1, 0, lambda _: facts) for to in ranks] == [used, used]
     chosen = {row["index"] for _, _, rows in alone for row in rows}
     assert len(chosen) == 3
@@ -212,11 +214,8 @@ def test_completions_without_a_signal_are_left_out():
     plan = Plan(1, 8, 2**20, updates=4, per_generation=4, seed=0)
     files: list = []
     to = sampler(plan, files)
-    feed(to, 1, [4, 4, 4, 4], 0, np.random.default_rng(0))
-    part = to._parts[0]
-    object.__setattr__(
-        part.batch, "advantages", part.batch.advantages * torch.tensor([[0], [1], [0], [1]])
-    )
+    signal = torch.tensor([[0], [1], [0], [1]])
+    feed(to, 1, [4, 4, 4, 4], 0, np.random.default_rng(0), signal)
     to.finish(1, 0, lambda rows: rows)
     assert [row["index"] for _, _, rows in files for row in rows] == [1, 3]
 

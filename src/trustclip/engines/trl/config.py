@@ -14,7 +14,7 @@ from trustclip.constraints.shadow import shadow_methods
 from trustclip.engines import limits
 from trustclip.engines.limits import Supply
 from trustclip.engines.settings import config_field
-from trustclip.engines.trl.likeliest import DRAWABLE, MOST
+from trustclip.engines.trl.scoring.candidates import DRAWABLE, MOST
 from trustclip.engines.trl.upstream import RELEASE, GRPOConfig, is_tested
 from trustclip.support.names import unknown
 
@@ -136,9 +136,12 @@ class ConstrainedGRPOConfig(GRPOConfig):
         return self.method
 
     def kept_candidates(self) -> int:
-        """How many of the sampler's likeliest tokens are kept at each position, or `DRAWABLE`."""
+        """How many of the sampler's likeliest tokens are kept at each position, or `DRAWABLE`.
+
+        For a replay, vLLM returns all that top-k leaves.
+        """
         if self.replay:
-            return DRAWABLE
+            return int(self.top_k) if self.use_vllm else DRAWABLE
         needed = "candidates" in self.constraint().requires
         return DEFAULT * needed if self.candidates is None else self.candidates
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints.batch import Surrogate, TokenBatch
-from trustclip.engines.trl.likeliest import Likeliest, pad
+from trustclip.engines.trl.scoring.candidates import Likeliest, padded
 from trustclip.engines.trl.scoring.exact_kl import Evidence
 
 
@@ -40,7 +40,7 @@ class Generating:
 
         They are those of one call: a trainer with tools, which make several turns, keeps none.
         """
-        return pad(self.likeliest[0], length, device) if self.likeliest else None
+        return padded(self.likeliest[0], length, device) if self.likeliest else None
 
     def decoder_logps(self, attention_mask: Tensor, length: int) -> Tensor | None:
         """Log-probabilities of the completions, if the decoder sampled them from this policy.

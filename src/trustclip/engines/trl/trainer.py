@@ -171,7 +171,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         self._examined = False  # whether samples have been checked
         self._likeliest = args.kept_candidates()
         if self.use_vllm and self._likeliest:
-            generate.allow_logprobs(self.vllm_generation, self._vllm_logprobs())
+            generate.allow_logprobs(self.vllm_generation, self._likeliest)
         if self.accelerator.device.type == "cpu":
             fast_paths.keep_memory()
         if args.checkpoints_unasked:
@@ -291,7 +291,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             model = self._unwrapped()
             supplied = self.use_vllm or fast_paths.unrecorded(self)
             with generate.stoppable(model, self.stopping):
-                if self.use_vllm and (k := self._vllm_logprobs()):
+                if self.use_vllm and (k := self._likeliest):
                     every = 0 < self.args.top_k <= k
                     with generate.with_likeliest(self.vllm_generation, k, every) as further:
                         output = turn()
@@ -319,10 +319,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         if decoder.dtype == torch.float32:  # else the passes round differently
             phase.sampled.append(logps)
         return [completion.tokens for completion in decoded], logps
-
-    def _vllm_logprobs(self) -> int:
-        """Likeliest tokens that vLLM returns at a position: all that top-k leaves, for a replay."""
-        return self.args.top_k if self.args.replay else self._likeliest
 
     # -- scoring: TRL asks for log-probabilities in both phases ------------------------------------
 

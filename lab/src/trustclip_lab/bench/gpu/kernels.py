@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trustclip.head import gradient, logprobs, topk
+from trustclip.head import logprobs, topk
 from trustclip.head.softmax import Running
 
 #: Largest number of logits that a program holds in registers.
@@ -143,7 +143,7 @@ def _width(columns: int) -> int:
 def in_head() -> Iterator[None]:
     """The kernels in place of the head's plain functions, for the block."""
     with ExitStack() as stack:
-        for module in (logprobs, gradient, topk):
+        for module in (logprobs, topk):
             for name in ("fold", "scale_rows", "fold_gradient"):
                 if hasattr(module, name):
                     stack.enter_context(mock.patch.object(module, name, globals()[name]))

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from trustclip.engines.trl.additions import addition
-from trustclip.engines.trl.likeliest import Likeliest, join, likeliest
 from trustclip.engines.trl.sampling.llama import merged, unlike_llama
+from trustclip.engines.trl.scoring.candidates import Likeliest, join, likeliest
 from trustclip.engines.trl.scoring.hidden import language_model
 
 #: Share of finished rows at which the batch is packed: less often than one by one, since packing

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import StoppingCriteriaList
 
-from trustclip.engines.trl.likeliest import Likeliest
 from trustclip.engines.trl.scoring import hidden
+from trustclip.engines.trl.scoring.candidates import Likeliest
 
 #: What vLLM's server writes for the logarithm of 0.
 _NEVER = -9999.0

@@ -22,8 +22,8 @@ from transformers.generation.logits_process import (
 )
 
 from trustclip.constraints.batch import TokenBatch
-from trustclip.engines.trl.likeliest import Likeliest, join, likeliest
 from trustclip.engines.trl.sampling.generate import replaced
+from trustclip.engines.trl.scoring.candidates import Likeliest, join, likeliest
 
 #: Settings of sampling that are applied here, in the order of Transformers, and their off values.
 _APPLIED: dict[str, tuple[type[LogitsProcessor], float]] = {

@@ -17,7 +17,6 @@ from trustclip.constraints.divergences import categorical_kl, categorical_tv
 from trustclip.constraints.thresholds import least_kl
 from trustclip.engines.trl.scoring import hidden
 from trustclip.engines.trl.scoring.forward import Request
-from trustclip.engines.trl.scoring.skipping import spread
 from trustclip.head import ORDERS, Head, Order, Scores, bregman_kl, exact_kl, score, topk
 from trustclip.head.exact import RESOLVES
 from trustclip.head.topk import logp_of, with_other
@@ -202,12 +201,11 @@ class KLWatch:
         zeros = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
         if new is None:
             return dict.fromkeys(names, zeros)
-        chosen = {name: inputs.get(name) for name in (*HIDDEN, *TOP_K, "completion_ids")}
-        if rows is not None:
-            chosen = {name: None if x is None else x[rows] for name, x in chosen.items()}
-            mask = mask[rows]
-        chosen = {n: None if x is None else x[mask] for n, x in chosen.items()}  # [tokens, ...]
-        at_tokens = new.at(mask)
+        own = mask if rows is None else mask[rows]  # [scored completions, time]
+        scored = mask if rows is None else torch.zeros_like(mask).index_copy(0, rows, own)
+        given = {name: inputs.get(name) for name in (*HIDDEN, *TOP_K, "completion_ids")}
+        chosen = {n: None if x is None else x[scored] for n, x in given.items()}  # [tokens, ...]
+        at_tokens = new.at(own)
         old = Evidence(*(chosen[name] for name in HIDDEN))  # type: ignore[arg-type]
         values = {f"kl_{o}": self._exact(model, at_tokens, old, o) for o in self._orders}
         if self._over_top_k:
@@ -216,11 +214,7 @@ class KLWatch:
             now = self._logp_now(model, at_tokens, chosen["completion_ids"], ids)
             for name in self._over_top_k:
                 values[name] = _OF_TOP_K[name](with_other(logp), with_other(now))
-        empty = zeros if rows is None else zeros[rows]  # [scored completions, time]
-        whole = {name: empty.masked_scatter(mask, x.float()) for name, x in values.items()}
-        if rows is None:
-            return whole
-        return {name: spread(x, rows, zeros) for name, x in whole.items()}
+        return {name: zeros.masked_scatter(scored, x.float()) for name, x in values.items()}
 
     def _exact(self, model: nn.Module, new: Evidence, old: Evidence, order: Order) -> Tensor:
         """Exact KL divergence of each token. Shape [tokens]."""

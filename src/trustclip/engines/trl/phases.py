@@ -28,8 +28,8 @@ class Generating:
     #: Log-probabilities that our decoder sampled with, by its calls and completions.
     sampled: list[list[list[float]]] = field(default_factory=list)
     passes: list[PassResult] = field(default_factory=list)
-    #: The sampler's likeliest tokens, by its calls and completions, where they are kept.
-    likeliest: list[list[Likeliest]] = field(default_factory=list)
+    #: The sampler's likeliest tokens by completions, where they are kept.
+    likeliest: list[Likeliest] = field(default_factory=list)
 
     def result_of(self, logps: Tensor | None) -> "PassResult":
         """Results of the pass that returned this very tensor; empty ones if there was none."""
@@ -38,9 +38,9 @@ class Generating:
     def further(self, length: int, device: torch.device) -> Likeliest | None:
         """The sampler's likeliest tokens, of completions padded to a length, where they are kept.
 
-        They are those of one call: a trainer with tools, which make several turns, keeps none.
+        A trainer with tools, by which a generation takes several calls of the sampler, keeps none.
         """
-        return padded(self.likeliest[0], length, device) if self.likeliest else None
+        return padded(self.likeliest, length, device) if self.likeliest else None
 
     def decoder_logps(self, attention_mask: Tensor, length: int) -> Tensor | None:
         """Log-probabilities of the completions, if the decoder sampled them from this policy.

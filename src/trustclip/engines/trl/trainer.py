@@ -295,12 +295,11 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
                     every = 0 < self.args.top_k <= k
                     with generate.with_likeliest(self.vllm_generation, k, every) as further:
                         output = turn()
-                    phase.likeliest.append(further)
+                    phase.likeliest = further
                     return output
                 if supplied:
                     return turn()
-                tokens, logps, further = sampled.with_logps(model, turn, self._likeliest)
-            phase.likeliest += [further] if further else []
+                tokens, logps, phase.likeliest = sampled.with_logps(model, turn, self._likeliest)
             return tokens, logps
         dtype = fast_paths.DTYPES[self.accelerator.mixed_precision]
         decoder = Decoder(self._unwrapped(), dtype, self._likeliest)
@@ -313,9 +312,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             if self._apart is not None:
                 return self._sample(prompt_ids, *args, **kwargs)
         logps = [completion.logps for completion in decoded]
-        if self._likeliest:
-            further = [one.likeliest for one in decoded if one.likeliest is not None]
-            phase.likeliest.append(further)
+        phase.likeliest = [one.likeliest for one in decoded if one.likeliest is not None]
         if decoder.dtype == torch.float32:  # else the passes round differently
             phase.sampled.append(logps)
         return [completion.tokens for completion in decoded], logps

@@ -65,7 +65,7 @@ def with_logps(
                 setattr(plain, name, off)
         processed = LogitsProcessorList([*processors, recorder])
         ids = original(*args, generation_config=plain, logits_processor=processed, **kwargs)
-        recorder.end(ids)
+        recorder.draw(ids[:, -1])
         return ids
 
     with replaced(model, recorded):
@@ -156,20 +156,16 @@ class Recorder(LogitsProcessor):
         self._further: list[Likeliest] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self._draw(input_ids[:, -1])
+        self.draw(input_ids[:, -1])
         self._next = scores.log_softmax(dim=-1)  # [batch, vocabulary]
         if self._k:
             self._further.append(likeliest(self._next, self._k))
         return scores
 
-    def _draw(self, tokens: Tensor) -> None:
+    def draw(self, tokens: Tensor) -> None:
+        """Record the tokens that followed the last request, if there was one. Shape [batch]."""
         if self._next is not None:
             self._logps.append(self._next.gather(1, tokens[:, None]))
-
-    def end(self, ids: Tensor) -> None:
-        """Record the last of the tokens."""
-        self._draw(ids[:, -1])
-        self._next = None
 
     @property
     def logps(self) -> Tensor:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from trustclip.constraints.candidates import Candidates
 from trustclip.engines.trl.scoring.skipping import spread
@@ -74,13 +73,13 @@ def join(steps: Sequence[Likeliest]) -> Likeliest:
 
 def padded(rows: Sequence[Likeliest], length: int, device: torch.device) -> Likeliest:
     """Completions of different lengths as [batch, length, ...]; no candidates after the end."""
-    whole = join(rows)
-    lengths = [len(row.complete) for row in rows]
+    lengths = torch.tensor([len(row.complete) for row in rows])
+    there = torch.arange(length) < lengths[:, None]  # [batch, length]
     fields = []
-    for part, fill in zip(whole, (0, -torch.inf, True), strict=True):
-        batch = pad_sequence([*part.split(lengths)], batch_first=True, padding_value=fill)
-        more = batch.new_full((len(batch), length - batch.shape[1], *batch.shape[2:]), fill)
-        fields.append(torch.cat([batch, more], dim=1).to(device))
+    for part, fill in zip(join(rows), (0, -torch.inf, True), strict=True):
+        whole = part.new_full((*there.shape, *part.shape[1:]), fill)
+        whole[there] = part
+        fields.append(whole.to(device))
     return Likeliest(*fields)
 
 

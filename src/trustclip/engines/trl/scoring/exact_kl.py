@@ -182,6 +182,7 @@ class KLWatch:
         logp[:, -1] = torch.where(among, logp[:, -1], logp_old.to(logp.dtype))
         return ids, logp
 
+    @torch.no_grad()
     def divergences(
         self,
         model: nn.Module,
@@ -211,7 +212,11 @@ class KLWatch:
         if self._over_top_k:
             ids: Any = chosen[TOP_K[0]]
             logp: Any = chosen[TOP_K[1]]
-            now = self._logp_now(model, at_tokens, chosen["completion_ids"], ids)
+            head, log_partition = self._head(model), at_tokens.log_partition
+            if log_partition is None:
+                sampled: Any = chosen["completion_ids"]
+                log_partition = score(at_tokens.hidden, head, sampled, entropy=False).log_partition
+            now = logp_of(at_tokens.hidden, log_partition, head, ids)
             for name in self._over_top_k:
                 values[name] = _OF_TOP_K[name](with_other(logp), with_other(now))
         return {name: zeros.masked_scatter(scored, x.float()) for name, x in values.items()}
@@ -223,14 +228,6 @@ class KLWatch:
             temperature = self._temperature / hidden.logit_changes(model)[0]
             return bregman_kl(new.hidden, new, old.hidden, old, order, temperature=temperature)
         return exact_kl(new.hidden, old.hidden, self._head(model), self.old_head, order)
-
-    @torch.no_grad()
-    def _logp_now(self, model: nn.Module, new: Evidence, sampled: Any, ids: Any) -> Tensor:
-        """Log-probabilities of the old policy's likeliest tokens under the new one."""
-        head, log_partition = self._head(model), new.log_partition
-        if log_partition is None:
-            log_partition = score(new.hidden, head, sampled, entropy=False).log_partition
-        return logp_of(new.hidden, log_partition, head, ids)
 
     def _head(self, model: nn.Module) -> Head:
         return hidden.head_of(model, self._temperature)

@@ -136,11 +136,6 @@ class Head:
             )
         return hidden.to(self.compute_dtype).contiguous()
 
-    @property
-    def rows(self) -> int:
-        """Largest number of rows of a tile."""
-        return _ROWS[self._device]
-
     def columns(self, rows: int) -> Iterator[slice]:
         """The vocabulary in tiles, for blocks of ``rows`` tokens."""
         even = _EVEN[self._device][1]
@@ -150,8 +145,9 @@ class Head:
 
     def blocks(self, tokens: int) -> Iterator[slice]:
         """The tokens in blocks of rows."""
-        for start in range(0, tokens, self.rows):
-            yield slice(start, min(start + self.rows, tokens))
+        rows = _ROWS[self._device]
+        for start in range(0, tokens, rows):
+            yield slice(start, min(start + rows, tokens))
 
     def factor(self, columns: slice) -> Tensor:
         """One tile of the weight in the dtype of the products. Shape [columns, H]."""

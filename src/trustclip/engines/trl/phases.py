@@ -52,8 +52,8 @@ class Generating:
         rows = self.sampled[0]
         if list(map(len, rows)) != attention_mask[:, -length:].sum(dim=1).tolist():
             return None  # tools have added tokens, or a truncated completion is masked
-        padded = [row + [0.0] * (length - len(row)) for row in rows]
-        return torch.tensor(padded, device=attention_mask.device)  # [batch, length]
+        rows = [row + [0.0] * (length - len(row)) for row in rows]
+        return torch.tensor(rows, device=attention_mask.device)  # [batch, length]
 
 
 @dataclass
@@ -62,5 +62,5 @@ class Training:
 
     inputs: dict[str, Any]  # a copy of TRL's
     logps: Tensor | None = None  # as returned to TRL, with their graph. [batch, time]
-    gate: tuple[TokenBatch, Surrogate] | None = None
-    coefficient: Tensor | None = None  # gradient in each log-probability. [batch, time]
+    #: The method's, and its gradient in each log-probability. [batch, time]
+    gate: tuple[TokenBatch, Surrogate, Tensor] | None = None

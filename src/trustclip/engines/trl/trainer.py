@@ -447,7 +447,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         self._acted = True
         if not self._verified and self._mode == "train":
             self._verified = verified(self, phase, loss)
-        for name, value in clip_ratios(*phase.gate, self._sum, self.accelerator.gather).items():
+        for name, value in clip_ratios(*phase.gate[:2], self._sum, self.accelerator.gather).items():
             # Replaces TRL's values, which describe its own clip.
             self._metrics[self._mode][f"clip_ratio/{name}"][-1] = value
         return loss
@@ -459,7 +459,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
     @torch.no_grad()
     def _constrain(
         self, inputs: dict[str, Any], logps: Tensor, measured: dict[str, Any]
-    ) -> tuple[TokenBatch, Surrogate]:
+    ) -> tuple[TokenBatch, Surrogate, Tensor]:
         """Set advantages and bounds with which TRL's loss has the method's gradient."""
         old = inputs.get("old_per_token_logps")
         batch = self._tokens(inputs, logps, logps if old is None else old, **measured)
@@ -478,17 +478,15 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         else:
             c, surrogate = gradient(self.method, batch)  # [batch, time]
         self.epsilon_low, self.epsilon_high = inject(inputs, batch, c, surrogate, pull)
-        if isinstance(self._phase, Training):
-            self._phase.coefficient = c
-        return batch, surrogate
+        return batch, surrogate, c
 
     def _measure(self, phase: Training, rows: Tensor | None) -> None:
         """Add a micro-batch to the metrics; ``rows`` are those scored, None for all."""
         assert phase.gate is not None
-        batch, surrogate = phase.gate
+        batch, surrogate, c = phase.gate
         scored = batch if rows is None else only_what_matters(batch)
         window = self._windows[self._mode]
-        window.add(scored, surrogate, self.method, self._all_metrics, phase.coefficient)
+        window.add(scored, surrogate, self.method, self._all_metrics, c)
         skipped = 0.0 if rows is None else 1 - len(rows) / len(batch.mask)
         if self.accelerator.num_processes > 1:  # one rank knows it without waiting for a GPU
             skipped = self.accelerator.gather(batch.logp.new_tensor(skipped)).mean().item()
@@ -497,7 +495,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             if adapts(self.method):
                 # Of all tokens: nothing is skipped then.
                 self._update.add(batch, surrogate, kinds=False)
-            self._record_loss(phase.inputs, batch, surrogate, phase.coefficient, scored)
+            self._record_loss(phase.inputs, batch, surrogate, c, scored)
 
     def _finish_update(self) -> None:
         if not self._acted:

@@ -156,7 +156,7 @@ def sampler(plan, files, rank=0):
     )
 
 
-def feed(to, step, lengths, first, random, signal=1):
+def feed(to, step, lengths, first, random, signal: float | torch.Tensor = 1.0):
     batch = batch_of(lengths, random)
     batch = replace(batch, advantages=batch.advantages * signal)
     index = torch.arange(first, first + len(lengths))

@@ -10,7 +10,7 @@ import time
 import torch
 
 from trustclip.head import Head, score
-from trustclip.head.further import further_logps
+from trustclip.head.topk import further_logps
 
 
 def seconds(args: argparse.Namespace, trained: bool, k: int | None) -> float:

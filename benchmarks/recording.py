@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
 
 import durable_runs
 
-from trustclip.engines.trl.recording.tokens import Pieces, Plan, TokenSampler
+from trustclip.engines.trl.recording.tokens import Plan, TokenSampler, pieces
 from trustclip.logs.tokens import TokenRow, write_tokens
 
 UPDATES, EVERY, COMPLETIONS = 60, 10, 8
@@ -58,7 +58,7 @@ def main() -> None:
         sizes.append(path.stat().st_size)
 
     write_tokens(folder / "warm.parquet", [TokenRow.of({"logp": [-1.0], "advantage": 1.0})])
-    trainer.token_sampler = sampler = Recorder(plan, 4, 16, Pieces(trainer.processing_class), write)
+    trainer.token_sampler = sampler = Recorder(plan, 4, 16, pieces(trainer.processing_class), write)
     start = time.perf_counter()
     trainer.train()
     whole = time.perf_counter() - start

@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trustclip.constraints.sampler import Pairs
-from trustclip.engines.trl.sampling.sampled import recorded
+from trustclip.engines.trl.sampling.sampled import with_logps
 from trustclip.engines.trl.scoring.floor import floor_of
 from trustclip.findings.mismatch.agreement import TITLES, compare
 from trustclip.logs.pairs import read_pairs as read
@@ -57,19 +57,18 @@ def sample(
         settings = copy.deepcopy(model.generation_config)
         settings.update(do_sample=True, max_new_tokens=TOKENS, temperature=1.0, top_k=0, top_p=1.0)
         settings.update(**options)
-        with recorded(model) as calls:
+
+        def completions(
+            batch: Any = batch, settings: Any = settings
+        ) -> tuple[list[list[int]], None]:
             ids = model.generate(**batch, generation_config=settings)
-        new = ids[:, batch["input_ids"].shape[1] :]
-        for row, logps, whole, mask in zip(
-            new.tolist(),
-            calls[0].logps.tolist(),
-            batch["input_ids"],
-            batch["attention_mask"],
-            strict=True,
-        ):
-            ends = tokenizer.eos_token_id
-            length = row.index(ends) + 1 if ends in row else len(row)
-            samples.append((whole[mask.bool()].tolist(), row[:length], logps[:length]))
+            rows, ends = ids[:, batch["input_ids"].shape[1] :].tolist(), tokenizer.eos_token_id
+            return [row[: row.index(ends) + 1] if ends in row else row for row in rows], None
+
+        rows, logps, _ = with_logps(model, completions)
+        whole = zip(batch["input_ids"], batch["attention_mask"], strict=True)
+        starts = [ids[mask.bool()].tolist() for ids, mask in whole]
+        samples += zip(starts, rows, logps, strict=True)
     return samples
 
 

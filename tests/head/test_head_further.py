@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from trustclip.head import Head, score
-from trustclip.head.further import further_logps
+from trustclip.head.topk import further_logps
 
 HEADS = {
     "plain": {},

@@ -26,7 +26,7 @@ from trustclip.support.checked import Number as Number
 from trustclip.support.checked import Positive as Positive
 from trustclip.support.checked import UpToOne as UpToOne
 from trustclip.support.checked import checked
-from trustclip.support.imports import import_object
+from trustclip.support.consent import import_object
 from trustclip.support.names import unknown
 
 Reduce = Callable[[Tensor], Tensor]

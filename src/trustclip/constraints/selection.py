@@ -137,9 +137,9 @@ def _flip(bits: Tensor) -> Tensor:
 
 def only_what_matters(batch: TokenBatch) -> TokenBatch:
     """The batch with all completions masked that cannot move the policy."""
-    return replace(batch, mask=batch.mask & _matters(batch.advantages, batch.mask)[:, None])
+    return replace(batch, mask=batch.mask & with_advantage(batch.advantages, batch.mask)[:, None])
 
 
-def _matters(advantages: Tensor, mask: Tensor) -> Tensor:
+def with_advantage(advantages: Tensor, mask: Tensor) -> Tensor:
     """True for completions with an advantage on an unmasked token. Shape [batch]."""
     return (mask & (advantages != 0)).any(dim=1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from pydantic import Field, PlainValidator
 
 from trustclip.support.checked import Whole, checked
-from trustclip.support.marks import Neutral, Since, ToEngine, descriptions
+from trustclip.support.marks import Neutral, Since, ToTrl, descriptions
 from trustclip.support.yaml_files import yaml_list
 
 if TYPE_CHECKING:
@@ -41,25 +41,25 @@ else:
 class EngineSettings:
     """What this library adds to TRL's settings, as far as the training program has it too."""
 
-    method: ToEngine[Part] = cast("Part", "atr")
+    method: ToTrl[Part] = cast("Part", "atr")
     """The constraint: a name listed by `trustclip methods`, "package.module:Class", or a mapping of
     `name` and hyper-parameters, {name: atr, delta: 0.07}; --method.NAME VALUE sets a
     hyper-parameter. In Python also a `trustclip.Method`; it is built once, and `to_dict` has the
     mapping."""
-    shadows: ToEngine[
+    shadows: ToTrl[
         Annotated[
             Parts, Neutral("methods that only watch; the training is the same to the last bit")
         ]
     ] = cast("Parts", "")
     """Methods that only watch, such as "atr, {name: clip, epsilon: 0.1}": what they would have
     kept of the same tokens is in metrics.jsonl, `explain` and the report."""
-    allow_inert: ToEngine[bool] = False
+    allow_inert: ToTrl[bool] = False
     """Train although the schedule keeps the ratio at 1, where no constraint acts."""
-    replay: ToEngine[Annotated[bool, Since(before=False)]] = False
+    replay: ToTrl[Annotated[bool, Since(before=False)]] = False
     """With top-p or top-k, compute each token's probability among the tokens that the sampler could
     draw there, so that trainer and sampler agree. These tokens then are the candidates. Needs
     trustclip's head."""
-    candidates: ToEngine[Annotated[Whole | None, Since(before=None)]] = None
+    candidates: ToTrl[Annotated[Whole | None, Since(before=None)]] = None
     """How many of the sampler's likeliest tokens to record at each position, for `centered` and
     drift/*; the policy in training models the others. When unset, 64 if the method needs them, else
     none; the vocabulary's size or more records all of it. Needs trustclip's head."""

@@ -52,7 +52,9 @@ class Head:
     rounds: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        if _is_dtensor(self.weight):
+        # The module takes seconds to import, and a DTensor implies it.
+        loaded = sys.modules.get("torch.distributed.tensor")
+        if loaded is not None and isinstance(self.weight, loaded.DTensor):
             raise ValueError(
                 "`weight` is a DTensor. Score inside of the module's forward pass, where FSDP2 has "
                 "gathered it; under tensor parallelism give weight.full_tensor()."
@@ -134,11 +136,6 @@ class Head:
             )
         return hidden.to(self.compute_dtype).contiguous()
 
-    @property
-    def rows(self) -> int:
-        """Largest number of rows of a tile."""
-        return _ROWS[self._device]
-
     def columns(self, rows: int) -> Iterator[slice]:
         """The vocabulary in tiles, for blocks of ``rows`` tokens."""
         even = _EVEN[self._device][1]
@@ -148,8 +145,9 @@ class Head:
 
     def blocks(self, tokens: int) -> Iterator[slice]:
         """The tokens in blocks of rows."""
-        for start in range(0, tokens, self.rows):
-            yield slice(start, min(start + self.rows, tokens))
+        rows = _ROWS[self._device]
+        for start in range(0, tokens, rows):
+            yield slice(start, min(start + rows, tokens))
 
     def factor(self, columns: slice) -> Tensor:
         """One tile of the weight in the dtype of the products. Shape [columns, H]."""
@@ -210,12 +208,6 @@ def as_head(weight: Tensor | Head, bias: Tensor | None = None, temperature: floa
     if bias is not None or temperature != 1:
         raise ValueError("a Head has its own bias and temperature: give them to Head.of.")
     return weight
-
-
-def _is_dtensor(x: object) -> bool:
-    """Whether it is a DTensor; the module takes seconds to import, and a DTensor implies it."""
-    loaded = sys.modules.get("torch.distributed.tensor")
-    return loaded is not None and isinstance(x, loaded.DTensor)
 
 
 class Tile:

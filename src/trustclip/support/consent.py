@@ -1,14 +1,22 @@
-"""Consent to import what a text names: ``"package.module:Class"`` and ``"file.py:name"`` run code.
+"""Imports of what a text names, ``"package.module:name"`` or ``"folder/file.py:name"``, by consent.
 
-In a Python program the programmer wrote the text. In a file, whoever wrote the file did, so readers
-of files work within `consent`, which says whose names count.
+An import runs code. In a Python program the programmer wrote the text. In a file, whoever wrote the
+file did, so readers of files work within `consent`, which says whose names count.
 """
 
+import importlib
+import importlib.util
+import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+from trustclip.support.names import nearest
 
 #: Allows every name.
 ALL = "*"
@@ -41,7 +49,7 @@ code then runs here: if you trust it, allow it with --allow-code.
         _granted.reset(token)
 
 
-def require(name: str) -> None:
+def _require(name: str) -> None:
     """Refuse to import what a file names unless it is allowed."""
     if is_allowed(name):
         return
@@ -81,3 +89,102 @@ def names_in(value: Any) -> frozenset[str]:
     if isinstance(value, list | tuple):
         return frozenset().union(*map(names_in, value))
     return names_in(value.to_dict()) if hasattr(value, "to_dict") else frozenset()
+
+
+def import_object(path: str, kind: str) -> Any:
+    """The object that a text names, within the caller's `consent`.
+
+    A module is looked for where Python looks, then in the working directory; a file by its path.
+
+    Example:
+      >>> import_object("math:hypot", "reward")(3, 4)
+      5.0
+      >>> import_object("math:hypott", "reward")
+      Traceback (most recent call last):
+      ...
+      ValueError: cannot load reward 'math:hypott': 'math' has no 'hypott'; did you mean 'hypot'?
+    """
+    _require(path)
+    where, _, name = path.rpartition(":")
+    try:
+        if where.endswith(".py"):
+            module = _module_of_file(Path(where))
+        else:
+            _add_to_path(Path.cwd())
+            module = importlib.import_module(where)
+    except Exception as error:  # whatever the module's own code raises
+        prefix = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+        reason = f"{prefix}{error}{_location(error, where)}"
+        end = "" if reason.endswith("?") else "."
+        raise ValueError(f"cannot load {kind} {path!r}: {reason}{end}") from error
+    if not hasattr(module, name):
+        near = nearest(name, (own for own in vars(module) if not own.startswith("_")))
+        hint = f"; did you mean {near!r}?" if near else "."
+        raise ValueError(f"cannot load {kind} {path!r}: {where!r} has no {name!r}{hint}")
+    return getattr(module, name)
+
+
+def names_code(text: object) -> bool:
+    """Whether a text names something to import, rather than something of this library.
+
+    Example:
+      >>> names_code("rewards.py:polite"), names_code("correct")
+      (True, False)
+    """
+    return isinstance(text, str) and ":" in text
+
+
+def beside(value: Any, folder: Path) -> Any:
+    """A value of a file in ``folder``, with the Python files that it names found beside it.
+
+    A file that is not there stays relative to the working directory.
+    """
+    if isinstance(value, Mapping):
+        return {key: beside(item, folder) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [beside(item, folder) for item in value]
+    if not isinstance(value, str):
+        return value
+    where, colon, name = value.rpartition(":")
+    path = folder / where
+    return f"{path}{colon}{name}" if where.endswith(".py") and path.is_file() else value
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    """The module of a file, whose name is the path, so that its classes are named after it."""
+    name, file = str(path), path.resolve()
+    cached = sys.modules.get(name)
+    if cached is not None and getattr(cached, "__file__", None) == str(file):
+        return cached
+    if not file.is_file():
+        others = [other.name for other in file.parent.glob("*.py")] if file.parent.is_dir() else []
+        near = nearest(path.name, others)
+        hint = f"; did you mean {str(path.parent / near)!r}?" if near else ""
+        raise ImportError(f"no file {name!r}{hint}")
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    _add_to_path(file.parent)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _add_to_path(folder: Path) -> None:
+    """Let a module import those beside it; the folder comes last, so that it hides no package."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _location(error: Exception, where: str) -> str:
+    """Place of an error within the file, as `` (file.py, line 3)``; empty if elsewhere."""
+    trace, place = error.__traceback__, ""
+    while trace is not None:
+        if os.path.basename(trace.tb_frame.f_code.co_filename) == os.path.basename(where):
+            place = f" ({where}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return place

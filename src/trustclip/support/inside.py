@@ -98,6 +98,19 @@ class Inside:
         return [self.file(*path.relative_to(self._root).parts) for path in found]
 
 
+def regular(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a regular file, or one that a link leads to: an ``opener`` for `open`.
+
+    Raises:
+      OutsideError: it is a folder, a pipe or a device; at a pipe, a reader could wait for ever.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OutsideError(f"{os.fspath(path)} is no regular file.")
+    return descriptor
+
+
 def itself(path: str | os.PathLike[str], flags: int) -> int:
     """Open a regular file and no link to one: an ``opener`` for `open`.
 
@@ -105,15 +118,11 @@ def itself(path: str | os.PathLike[str], flags: int) -> int:
       OutsideError: it is a link, a folder, a pipe or a device.
     """
     try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        return regular(path, flags | os.O_NOFOLLOW)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OutsideError(f"{os.fspath(path)} is a link: {_WHY}") from error
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OutsideError(f"{os.fspath(path)} is no regular file.")
-    return descriptor
 
 
 def part_of(path: Path) -> Path:

@@ -19,9 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Trl:
-    """The field of the same name of TRL's configuration gets its value."""
-
-    added: bool = False  # the field is one that `trustclip.engines.trl` adds to TRL's
+    """The field of the same name of TRL's configuration, as we have it, gets its value."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +72,6 @@ class Dotted:
 
 #: A setting that goes to TRL unchanged.
 ToTrl = Annotated[T, Trl()]
-#: The same, for a field that our engine adds to TRL's configuration.
-ToEngine = Annotated[T, Trl(added=True)]
 #: An argument of a command without a name.
 Argument = Annotated[T, Positional()]
 
@@ -99,7 +95,7 @@ def marked(cls: type, kind: type[T]) -> Mapping[str, T]:
       ... class Settings:
       ...     top_p: Annotated[float, Trl()] = 1.0
       >>> marked(Settings, Trl)
-      {'top_p': Trl(added=False)}
+      {'top_p': Trl()}
     """
     hints = get_type_hints(cls, include_extras=True)
     matches = {
@@ -167,13 +163,8 @@ def type_at(cls: Any, path: Sequence[str]) -> Any:
 @cache
 def sections(cls: type) -> Mapping[str, type]:
     """The settings of a class that are settings themselves, such as the stages of a recipe."""
-    hints = {name: hint for name, hint in get_type_hints(cls).items() if name in fields_of(cls)}
-    return {
-        name: kind
-        for name, hint in hints.items()
-        for kind in (hint, *get_args(hint))
-        if hasattr(kind, "__pydantic_validator__")
-    }
+    kinds = {name: class_in(hint) for name, hint in get_type_hints(cls).items()}
+    return {name: kinds[name] for name in fields_of(cls) if kinds[name] is not None}
 
 
 def completed(cls: type, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,12 +8,13 @@ one sentence. `trustclip.support.inside` says which path such a file may have.
 import datetime
 import json
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import yaml
+
+from trustclip.support.inside import regular
 
 #: Bytes of a line, and of a JSON file, which is read whole.
 LONGEST = 64 << 20
@@ -33,18 +34,10 @@ def opened(path: Path) -> BinaryIO:
     """A regular file, opened for reading. What the user has named may be a link.
 
     Raises:
-      ValueError: it is a folder, a pipe or a device; at a pipe, a reader could wait for ever.
+      ValueError: it is a folder, a pipe or a device.
       OSError: it cannot be opened.
     """
-    file = open(path, "rb", opener=_at_once)  # noqa: SIM115
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise ValueError(f"{path} is no regular file.")
-    return file
-
-
-def _at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    return open(path, "rb", opener=regular)
 
 
 def content(path: Path, most: int = LONGEST) -> bytes:

@@ -11,10 +11,6 @@ from typing_extensions import TypeAliasType, TypedDict
 
 from trustclip.support import reading
 
-STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
-#: More keys than a schema names are allowed: those of other releases, or of Transformers.
-OPEN = ConfigDict(strict=True, extra="allow", arbitrary_types_allowed=True)
-
 Number = int | float | Tensor
 #: Numbers by name, at any depth.
 Numbers = TypeAliasType(
@@ -24,7 +20,7 @@ Numbers = TypeAliasType(
 
 
 def mapping(name: str, types: Mapping[str, Any], *, total: bool = True, more: bool = False) -> Any:
-    """The type of a dictionary with these keys.
+    """The type of a dictionary with these keys, and with ``more`` any others: of other releases.
 
     Example:
       >>> conform({"_step": 3}, mapping("Carried", {"_step": int}), "rank-0.json")
@@ -35,7 +31,8 @@ def mapping(name: str, types: Mapping[str, Any], *, total: bool = True, more: bo
     """
     make: Any = TypedDict  # with names that no class could have written out
     kind = make(name, dict(types), total=total)
-    kind.__pydantic_config__ = OPEN if more else STRICT
+    extra = "allow" if more else "forbid"
+    kind.__pydantic_config__ = ConfigDict(strict=True, extra=extra, arbitrary_types_allowed=True)
     return kind
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.check import check
 from trustclip.engines import limits
-from trustclip.support.imports import names_code
+from trustclip.support.consent import names_code
 from trustclip.support.names import nearest
 from trustclip.support.settings import Complaint
 from trustclip.train import rewarding

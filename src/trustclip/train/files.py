@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from trustclip.support import yaml_files
-from trustclip.support.consent import ALL, consent, names_in
-from trustclip.support.imports import beside
+from trustclip.support.consent import ALL, beside, consent, names_in
 from trustclip.support.marks import completed
 from trustclip.support.names import nearest, unknown
 from trustclip.support.settings import (

@@ -125,7 +125,7 @@ def weights_whose_header_is_larger_than_the_file(folder):
     return evaluation(folder, str(path))
 
 
-@artefact(2, "Is a directory")
+@artefact(2, "metrics.jsonl is no regular file")
 def folder_in_the_place_of_a_record(folder):
     path = make_run(folder / "run", SPEC)
     (path / "metrics.jsonl").unlink()

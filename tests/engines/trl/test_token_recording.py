@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 import trl_runs
 
 import trustclip as tc
-from trustclip.engines.trl.recording.tokens import BYTES, Pieces, Plan, TokenSampler
+from trustclip.engines.trl.recording.tokens import BYTES, Plan, TokenSampler, pieces
 from trustclip.logs.tokens import read_tokens, token_batch
 from trustclip.train.runs.directory import RunDirectory
 
@@ -44,8 +45,8 @@ def recorded(folder, every=2, space=2**22, died=None):
 
     trainer.journal, trainer.recorder = run, None
     plan = Plan(every, 4, space, updates=12, per_generation=4, seed=5)
-    pieces = Pieces(trainer.processing_class)
-    trainer.token_sampler = TokenSampler(plan, 4, 4, pieces, write) if every else None
+    text_of = pieces(trainer.processing_class)
+    trainer.token_sampler = TokenSampler(plan, 4, 4, text_of, write) if every else None
     return trainer
 
 
@@ -155,8 +156,9 @@ def sampler(plan, files, rank=0):
     )
 
 
-def feed(to, step, lengths, first, random):
+def feed(to, step, lengths, first, random, signal: float | torch.Tensor = 1.0):
     batch = batch_of(lengths, random)
+    batch = replace(batch, advantages=batch.advantages * signal)
     index = torch.arange(first, first + len(lengths))
     inputs = {
         "completion_ids": torch.from_numpy(random.integers(0, 900, size=batch.mask.shape)),
@@ -182,7 +184,7 @@ def test_two_ranks_record_what_one_would():
     random = np.random.default_rng(1)
     for rank, to in enumerate(ranks):
         feed(to, 1, lengths[4 * rank : 4 * rank + 4], 4 * rank, random)
-    facts = torch.cat([part.facts() for to in ranks for part in to._parts])
+    facts = torch.cat([part[0] for to in ranks for part in to._parts])
     assert [to.finish(1, 0, lambda _: facts) for to in ranks] == [used, used]
     chosen = {row["index"] for _, _, rows in alone for row in rows}
     assert len(chosen) == 3
@@ -212,11 +214,8 @@ def test_completions_without_a_signal_are_left_out():
     plan = Plan(1, 8, 2**20, updates=4, per_generation=4, seed=0)
     files: list = []
     to = sampler(plan, files)
-    feed(to, 1, [4, 4, 4, 4], 0, np.random.default_rng(0))
-    part = to._parts[0]
-    object.__setattr__(
-        part.batch, "advantages", part.batch.advantages * torch.tensor([[0], [1], [0], [1]])
-    )
+    signal = torch.tensor([[0], [1], [0], [1]])
+    feed(to, 1, [4, 4, 4, 4], 0, np.random.default_rng(0), signal)
     to.finish(1, 0, lambda rows: rows)
     assert [row["index"] for _, _, rows in files for row in rows] == [1, 3]
 
@@ -232,4 +231,4 @@ def test_a_piece_of_a_token_is_readable():
         def decode(self, ids, skip_special_tokens):
             return self.texts[ids[0]]
 
-    assert [Pieces(Vocabulary())(i) for i in range(5)] == [" the", " the", "æĪ", "<|im_end|>", "\n"]
+    assert [pieces(Vocabulary())(i) for i in range(5)] == [" the", " the", "æĪ", "<|im_end|>", "\n"]

@@ -229,3 +229,26 @@ def test_what_cannot_be_replayed_is_refused_in_one_sentence(tmp_path, settings, 
     with pytest.raises(ValueError) as error:
         build(tmp_path, **{"method": "atr", "replay": True, **settings})
     assert words in str(error.value)
+
+
+def test_a_trainer_with_tools_keeps_no_candidates(tmp_path):
+    """They are those of one call of the sampler, and tools make it several."""
+    from trl.chat_template_utils import qwen3_chat_template
+
+    def add(a: int, b: int) -> int:
+        """Add two numbers.
+
+        Args:
+            a: one.
+            b: the other.
+
+        Returns:
+            The sum.
+        """
+        return a + b
+
+    model, tokenizer = fresh_model()
+    tokenizer.chat_template = qwen3_chat_template
+    given = {"tools": [add], "processing_class": tokenizer}
+    with pytest.raises(ValueError, match="tools make completions of several turns"):
+        build(tmp_path, model=model, given=given, candidates=8)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 import trustclip
 from trustclip.cli.arguments import parse, split_option
-from trustclip.support.imports import import_object
+from trustclip.support.consent import import_object
 from trustclip.support.marks import Also, Metavar, Positional
 from trustclip.support.names import listed
 from trustclip.support.settings import Source

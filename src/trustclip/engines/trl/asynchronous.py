@@ -111,7 +111,9 @@ class ConstrainedAsyncGRPOTrainer(_Base):
             loss, answer.log_probs, _per_place(inputs, answer.log_probs, batch.pack(c)), self.method
         )
         self._window.add(batch, surrogate, self.method)
-        for name, value in clip_ratios(batch, surrogate, self._sum, self._extremes).items():
+        for name, value in clip_ratios(
+            batch, surrogate, self._sum, self.accelerator.gather
+        ).items():
             # Replaces TRL's values, which describe its own clip.
             self._metrics["train"][f"clip_ratio/{name}"][-1] = value
         return loss
@@ -158,12 +160,6 @@ class ConstrainedAsyncGRPOTrainer(_Base):
     def _sum(self, x: Tensor) -> Tensor:
         """Sum over ranks."""
         return self.accelerator.reduce(x, reduction="sum")
-
-    def _extremes(self, shares: Tensor) -> Tensor:
-        """Least and greatest of all ranks, whose numbers of samples differ."""
-        least = shares[:, 0].nan_to_num(nan=torch.inf).min()
-        most = shares[:, 1].nan_to_num(nan=-torch.inf).max()
-        return self.accelerator.gather(torch.stack([least, most])[None])
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         window, self._window = self._window, Window()

@@ -14,7 +14,7 @@ from trustclip.constraints.shadow import shadow_methods
 from trustclip.engines import limits
 from trustclip.engines.limits import Supply
 from trustclip.engines.settings import config_field
-from trustclip.engines.trl.likeliest import DRAWABLE, MOST
+from trustclip.engines.trl.scoring.candidates import DRAWABLE, MOST
 from trustclip.engines.trl.upstream import RELEASE, GRPOConfig, is_tested
 from trustclip.support.names import unknown
 
@@ -136,9 +136,12 @@ class ConstrainedGRPOConfig(GRPOConfig):
         return self.method
 
     def kept_candidates(self) -> int:
-        """How many of the sampler's likeliest tokens are kept at each position, or `DRAWABLE`."""
+        """How many of the sampler's likeliest tokens are kept at each position, or `DRAWABLE`.
+
+        For a replay, vLLM returns all that top-k leaves.
+        """
         if self.replay:
-            return DRAWABLE
+            return int(self.top_k) if self.use_vllm else DRAWABLE
         needed = "candidates" in self.constraint().requires
         return DEFAULT * needed if self.candidates is None else self.candidates
 
@@ -228,16 +231,6 @@ def _no_replay(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
     if exact or args.exact_kl_every:
         what = f"{chosen.name!r}" if exact else "`exact_kl_every`"
         yield f"{what} is over all tokens, `replay` trains on a part of them: leave one out."
-
-
-def undecodable(args: ConstrainedGRPOConfig) -> Iterator[str]:
-    """Settings under which trustclip's decoder cannot sample, each as a reason."""
-    if args.decoder != "auto":
-        yield f"decoder={args.decoder!r}"
-    if args.use_vllm or args.use_transformers_continuous_batching:
-        yield "another engine samples (vLLM or continuous batching)"
-    if args.fp16:
-        yield "passes run under fp16 autocast"
 
 
 def shadows(

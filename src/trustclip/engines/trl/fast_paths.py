@@ -18,7 +18,6 @@ from trustclip.constraints.adaptive import adapts
 from trustclip.constraints.base import Trait
 from trustclip.engines import limits
 from trustclip.engines.trl.additions import addition
-from trustclip.engines.trl.config import undecodable
 from trustclip.engines.trl.sampling import sampled
 from trustclip.engines.trl.sampling.llama import unlike_llama
 from trustclip.engines.trl.sampling.plain import not_plain, own_generate, unlike_generate
@@ -254,7 +253,10 @@ def _additions(trainer: Any) -> Iterator[str]:
 
 
 def _decoder(trainer: Any) -> Iterator[str]:
-    yield from undecodable(trainer.args)
+    if trainer.args.decoder != "auto":
+        yield f"decoder={trainer.args.decoder!r}"
+    if trainer.use_vllm or trainer.use_transformers_continuous_batching:
+        yield "another engine samples (vLLM or continuous batching)"
     if trainer.rollout_func is not None:
         yield "rollout_func samples"
     if trainer.accelerator.mixed_precision not in DTYPES:

@@ -29,11 +29,11 @@ def verified(trainer: Any, phase: Training, loss: Tensor) -> bool:
       RuntimeError: they differ by more than a factor that all tokens share.
     """
     logps, advantages = phase.logps, phase.inputs["advantages"]
-    assert logps is not None and phase.coefficient is not None
+    assert logps is not None and phase.gate is not None
     mask = token_mask(phase.inputs)
     corrected = trainer.use_vllm and trainer.vllm_importance_sampling_correction
     # Up to one positive factor. Both [batch, time].
-    want = _weights(phase.inputs, mask, trainer.loss_type, corrected) * phase.coefficient
+    want = _weights(phase.inputs, mask, trainer.loss_type, corrected) * phase.gate[2]
     if not want.any():
         return False
     got = torch.zeros_like(want)

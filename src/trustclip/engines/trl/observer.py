@@ -58,7 +58,7 @@ def observe(
     # A subclass created on the spot: `super()` is whatever class the trainer has.
     observed: Any = trainer
     observed.__class__ = type(f"Observed{cls.__name__}", (_Observed, cls), {})
-    observed.method, observed._scored, observed.metrics = acting, None, metrics
+    observed.method, observed.metrics = acting, metrics
     observed._watch_with(watched)
     attach_recorders(observed)
     return trainer
@@ -150,8 +150,9 @@ class _Observed(Recorded, GRPOTrainer):
     """Mixin in front of a trainer's class; `observe` combines the two."""
 
     method: Method  # with the gradient of this trainer's loss
-    #: Log-probabilities and entropies of the loss being computed; None outside of it.
-    _scored: list[tuple[Tensor, Tensor]] | None
+    _scored: (
+        Any  # what TRL's last pass over completions gave: log-probabilities and entropies first
+    )
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
@@ -160,18 +161,13 @@ class _Observed(Recorded, GRPOTrainer):
         return output
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        scores = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        if self._scored is not None:
-            self._scored.append((scores[0].detach(), scores[1].detach()))
-        return scores
+        self._scored = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        return self._scored
 
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
-        self._scored = []
-        try:
-            loss = super()._compute_loss(model, inputs)
-            self._watch(inputs, *self._scored[-1])
-        finally:
-            self._scored = None
+        loss = super()._compute_loss(model, inputs)
+        (logp, entropy, *_), self._scored = self._scored, None
+        self._watch(inputs, logp.detach(), entropy.detach())
         return loss
 
     @torch.no_grad()

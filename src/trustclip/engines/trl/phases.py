@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints.batch import Surrogate, TokenBatch
-from trustclip.engines.trl.likeliest import Likeliest, pad
+from trustclip.engines.trl.scoring.candidates import Likeliest, padded
 from trustclip.engines.trl.scoring.exact_kl import Evidence
 
 
@@ -28,8 +28,8 @@ class Generating:
     #: Log-probabilities that our decoder sampled with, by its calls and completions.
     sampled: list[list[list[float]]] = field(default_factory=list)
     passes: list[PassResult] = field(default_factory=list)
-    #: The sampler's likeliest tokens, by its calls and completions, where they are kept.
-    likeliest: list[list[Likeliest]] = field(default_factory=list)
+    #: The sampler's likeliest tokens by completions, where they are kept.
+    likeliest: list[Likeliest] = field(default_factory=list)
 
     def result_of(self, logps: Tensor | None) -> "PassResult":
         """Results of the pass that returned this very tensor; empty ones if there was none."""
@@ -38,17 +38,9 @@ class Generating:
     def further(self, length: int, device: torch.device) -> Likeliest | None:
         """The sampler's likeliest tokens, of completions padded to a length, where they are kept.
 
-        Raises:
-          RuntimeError: the completions come from several calls.
+        A trainer with tools, by which a generation takes several calls of the sampler, keeps none.
         """
-        if not self.likeliest:
-            return None
-        if len(self.likeliest) > 1:
-            raise RuntimeError(
-                "the completions were sampled in several turns, and candidates are those of one: "
-                "leave the tools out, or `candidates` and the method that needs them."
-            )
-        return pad(self.likeliest[0], length, device)
+        return padded(self.likeliest, length, device) if self.likeliest else None
 
     def decoder_logps(self, attention_mask: Tensor, length: int) -> Tensor | None:
         """Log-probabilities of the completions, if the decoder sampled them from this policy.
@@ -60,8 +52,8 @@ class Generating:
         rows = self.sampled[0]
         if list(map(len, rows)) != attention_mask[:, -length:].sum(dim=1).tolist():
             return None  # tools have added tokens, or a truncated completion is masked
-        padded = [row + [0.0] * (length - len(row)) for row in rows]
-        return torch.tensor(padded, device=attention_mask.device)  # [batch, length]
+        rows = [row + [0.0] * (length - len(row)) for row in rows]
+        return torch.tensor(rows, device=attention_mask.device)  # [batch, length]
 
 
 @dataclass
@@ -70,5 +62,5 @@ class Training:
 
     inputs: dict[str, Any]  # a copy of TRL's
     logps: Tensor | None = None  # as returned to TRL, with their graph. [batch, time]
-    gate: tuple[TokenBatch, Surrogate] | None = None
-    coefficient: Tensor | None = None  # gradient in each log-probability. [batch, time]
+    #: The method's, and its gradient in each log-probability. [batch, time]
+    gate: tuple[TokenBatch, Surrogate, Tensor] | None = None

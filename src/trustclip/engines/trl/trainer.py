@@ -45,10 +45,9 @@ from trustclip.engines.trl.recording.records import (
     stored_logs,
 )
 from trustclip.engines.trl.recording.shares import clip_ratios
-from trustclip.engines.trl.sampling import returned, sampled
-from trustclip.engines.trl.sampling.agreement import disagreement
+from trustclip.engines.trl.sampling import generate, sampled
 from trustclip.engines.trl.sampling.decoding import Decoder
-from trustclip.engines.trl.sampling.generate import stoppable
+from trustclip.engines.trl.sampling.plain import disagreement
 from trustclip.engines.trl.scoring import candidates, hidden, sharing, skipping
 from trustclip.engines.trl.scoring.exact_kl import KLWatch
 from trustclip.engines.trl.scoring.forward import Request, use_head
@@ -172,7 +171,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         self._examined = False  # whether samples have been checked
         self._likeliest = args.kept_candidates()
         if self.use_vllm and self._likeliest:
-            returned.allow(self.vllm_generation, self._vllm_logprobs())
+            generate.allow_logprobs(self.vllm_generation, self._likeliest)
         if self.accelerator.device.type == "cpu":
             fast_paths.keep_memory()
         if args.checkpoints_unasked:
@@ -291,17 +290,16 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         if not self._takes("decoder"):
             model = self._unwrapped()
             supplied = self.use_vllm or fast_paths.unrecorded(self)
-            with stoppable(model, self.stopping):
-                if self.use_vllm and (k := self._vllm_logprobs()):
+            with generate.stoppable(model, self.stopping):
+                if self.use_vllm and (k := self._likeliest):
                     every = 0 < self.args.top_k <= k
-                    with returned.with_likeliest(self.vllm_generation, k, every) as further:
+                    with generate.with_likeliest(self.vllm_generation, k, every) as further:
                         output = turn()
-                    phase.likeliest.append(further)
+                    phase.likeliest = further
                     return output
                 if supplied:
                     return turn()
-                tokens, logps, further = sampled.with_logps(model, turn, self._likeliest)
-            phase.likeliest += [further] if further else []
+                tokens, logps, phase.likeliest = sampled.with_logps(model, turn, self._likeliest)
             return tokens, logps
         dtype = fast_paths.DTYPES[self.accelerator.mixed_precision]
         decoder = Decoder(self._unwrapped(), dtype, self._likeliest)
@@ -314,16 +312,10 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             if self._apart is not None:
                 return self._sample(prompt_ids, *args, **kwargs)
         logps = [completion.logps for completion in decoded]
-        if self._likeliest:
-            further = [one.likeliest for one in decoded if one.likeliest is not None]
-            phase.likeliest.append(further)
+        phase.likeliest = [one.likeliest for one in decoded if one.likeliest is not None]
         if decoder.dtype == torch.float32:  # else the passes round differently
             phase.sampled.append(logps)
         return [completion.tokens for completion in decoded], logps
-
-    def _vllm_logprobs(self) -> int:
-        """Likeliest tokens that vLLM returns at a position: all that top-k leaves, for a replay."""
-        return self.args.top_k if self.args.replay else self._likeliest
 
     # -- scoring: TRL asks for log-probabilities in both phases ------------------------------------
 
@@ -455,7 +447,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         self._acted = True
         if not self._verified and self._mode == "train":
             self._verified = verified(self, phase, loss)
-        for name, value in clip_ratios(*phase.gate, self._sum, self.accelerator.gather).items():
+        for name, value in clip_ratios(*phase.gate[:2], self._sum, self.accelerator.gather).items():
             # Replaces TRL's values, which describe its own clip.
             self._metrics[self._mode][f"clip_ratio/{name}"][-1] = value
         return loss
@@ -467,7 +459,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
     @torch.no_grad()
     def _constrain(
         self, inputs: dict[str, Any], logps: Tensor, measured: dict[str, Any]
-    ) -> tuple[TokenBatch, Surrogate]:
+    ) -> tuple[TokenBatch, Surrogate, Tensor]:
         """Set advantages and bounds with which TRL's loss has the method's gradient."""
         old = inputs.get("old_per_token_logps")
         batch = self._tokens(inputs, logps, logps if old is None else old, **measured)
@@ -486,17 +478,15 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         else:
             c, surrogate = gradient(self.method, batch)  # [batch, time]
         self.epsilon_low, self.epsilon_high = inject(inputs, batch, c, surrogate, pull)
-        if isinstance(self._phase, Training):
-            self._phase.coefficient = c
-        return batch, surrogate
+        return batch, surrogate, c
 
     def _measure(self, phase: Training, rows: Tensor | None) -> None:
         """Add a micro-batch to the metrics; ``rows`` are those scored, None for all."""
         assert phase.gate is not None
-        batch, surrogate = phase.gate
+        batch, surrogate, c = phase.gate
         scored = batch if rows is None else only_what_matters(batch)
         window = self._windows[self._mode]
-        window.add(scored, surrogate, self.method, self._all_metrics, phase.coefficient)
+        window.add(scored, surrogate, self.method, self._all_metrics, c)
         skipped = 0.0 if rows is None else 1 - len(rows) / len(batch.mask)
         if self.accelerator.num_processes > 1:  # one rank knows it without waiting for a GPU
             skipped = self.accelerator.gather(batch.logp.new_tensor(skipped)).mean().item()
@@ -505,7 +495,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             if adapts(self.method):
                 # Of all tokens: nothing is skipped then.
                 self._update.add(batch, surrogate, kinds=False)
-            self._record_loss(phase.inputs, batch, surrogate, phase.coefficient, scored)
+            self._record_loss(phase.inputs, batch, surrogate, c, scored)
 
     def _finish_update(self) -> None:
         if not self._acted:

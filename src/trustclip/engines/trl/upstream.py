@@ -18,7 +18,7 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any
 
 # trustclip reports no usage data, and importing TRL on a user's behalf must not either.
@@ -42,24 +42,17 @@ TESTED = ("1.10", "1.11", "1.12", "1.13", "1.14", "1.16")
 #: and trustclip's head has no place.
 FUSED_HEAD = hasattr(grpo_trainer, "add_fused_lm_head")
 
-#: Members that TRL's `GRPOTrainer` defines and this engine overrides, calls, reads or sets.
+#: Members that TRL's `GRPOTrainer` defines and this engine calls, reads or sets, beside those of
+#: `PARAMETERS`, which it overrides.
 MEMBERS = (
     "_buffered_inputs",
-    "_calculate_rewards",
-    "_compute_loss",
     "_current_train_step_time",
     "_entropy_bonus_enabled",
     "_entropy_window_stats",
-    "_generate",
-    "_generate_and_score_completions",
-    "_generate_single_turn",
-    "_get_per_token_logps_and_entropies",
     "_last_world_entropy",
-    "_load_optimizer_and_scheduler",
     "_logs",
     "_metrics",
     "_name",
-    "_prepare_inputs",
     "_step",
     "_tag_names",
     "_tokenize_prompts",
@@ -71,9 +64,7 @@ MEMBERS = (
     "epsilon_high",
     "epsilon_low",
     "generation_config",
-    "get_train_dataloader",
     "importance_sampling_level",
-    "log",
     "log_completions",
     "loss_type",
     "max_completion_length",
@@ -85,7 +76,6 @@ MEMBERS = (
     "temperature",
     "tools",
     "top_entropy_quantile",
-    "training_step",
     "use_transformers_continuous_batching",
     "use_vllm",
     "vllm_generation",
@@ -207,7 +197,9 @@ def asynchronous_trainer() -> type:
 
 
 def lacking(
-    trainer: type, members: Iterable[str] = MEMBERS, keys: Iterable[str] = INPUT_KEYS
+    trainer: type,
+    members: Iterable[str] = (*MEMBERS, *PARAMETERS),
+    keys: Iterable[str] = INPUT_KEYS,
 ) -> list[str]:
     """Members listed above that a class does not define, and keys that it does not mention."""
     others = ("transformers.", "builtins")
@@ -215,30 +207,21 @@ def lacking(
     names, mentioned = set[str]().union(*own), set[str]()
     for value in itertools.chain(*(of_class.values() for of_class in own)):
         function = inspect.unwrap(value) if callable(value) else value
-        if isinstance(function, FunctionType):
-            for code in _codes(function.__code__):
-                steps = dis.get_instructions(code)
+        for part in _within(getattr(function, "__code__", None)):
+            if isinstance(part, CodeType):
+                steps = dis.get_instructions(part)
                 names |= {step.argval for step in steps if step.opname == "STORE_ATTR"}
-                mentioned |= _texts(code.co_consts)
+            elif isinstance(part, str):
+                mentioned.add(part)
     return sorted({*members} - _ADDED - names | {*keys} - mentioned)
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    """The code of a function, and of those within it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
-
-
-def _texts(constants: Iterable[Any]) -> set[str]:
-    found = set[str]()
-    for constant in constants:
-        if isinstance(constant, str):
-            found.add(constant)
-        elif isinstance(constant, tuple | frozenset):
-            found |= _texts(constant)
-    return found
+def _within(constant: Any) -> Iterator[Any]:
+    """A constant of a function's code, and those inside: of a tuple, or of a function in it."""
+    yield constant
+    inner = constant.co_consts if isinstance(constant, CodeType) else constant
+    for part in inner if isinstance(inner, tuple | frozenset) else ():
+        yield from _within(part)
 
 
 def misfits(trainer: type) -> Iterator[str]:

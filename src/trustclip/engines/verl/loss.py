@@ -4,8 +4,13 @@ Importing this module registers ``trustclip`` (the method that the configuration
 ``trustclip_<name>`` for every method with its defaults. verl imports it by itself, in every
 process, through the entry point ``verl.plugins``; see `trustclip.engines.verl.plugin`. Of verl this
 relies on the registry, `agg_loss` and `PolicyLossConfig`, whose names are public there.
+
+``trustclip_watch`` watches verl's or any other loss without changing it. The configured loss is
+called and its value returned, both unchanged. Which tokens it gated is read off its gradient in the
+log-probabilities: those with an advantage and a gradient of 0.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +19,16 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import (  # pyright: ignore[reportMissingImports]
     POLICY_LOSS_REGISTRY,
     agg_loss,
+    get_policy_loss_fn,
     register_policy_loss,
 )
 from verl.workers.config import PolicyLossConfig  # pyright: ignore[reportMissingImports]
 
 from trustclip.constraints.base import Method
-from trustclip.constraints.batch import TokenBatch
+from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.diagnostics import QUADRANTS
 from trustclip.constraints.masked import zero_masked
+from trustclip.constraints.shadow import Shadows
 from trustclip.engines.token_loss import as_floats, means, per_token_loss
 from trustclip.engines.verl.limits import (
     CORRECTION,
@@ -34,7 +42,9 @@ from trustclip.engines.verl.limits import (
     constraint,
     shadows,
 )
-from trustclip.engines.verl.watch import shadow_means
+
+#: Metrics of a shadow over all tokens: verl averages those of micro-batches and ranks.
+_OF_ALL = ("gated", "both", *(f"gated/{name}" for name in QUADRANTS))
 
 
 @dataclass
@@ -116,7 +126,7 @@ def policy_loss(
     loss = agg_loss(per_token, mask, loss_agg_mode, **config.global_batch_info)
     metrics = as_floats(means(batch, surrogate, method=method))
     own = {"actor/pg_clipfrac": metrics["trustclip/gated"], "actor/ppo_kl": metrics["trustclip/k1"]}
-    watching = shadow_means(shadows(config.policy_loss), batch, surrogate.kept)
+    watching = _shadow_means(shadows(config.policy_loss), batch, surrogate.kept)
     return loss, {**metrics, **own, **watching}
 
 
@@ -135,6 +145,43 @@ def _logp_rollout(
             f"'${{{CORRECTION}}}', and set actor_rollout_ref.rollout.calculate_log_probs=True."
         )
     return old - torch.where(mask, weights, 1.0).log()  # [batch, time]
+
+
+@register_policy_loss(WATCH)
+def watched_loss(**arguments: Any) -> tuple[Tensor, dict[str, Any]]:
+    """The loss that ``policy_loss.watched`` names (``vanilla`` unless set), and our metrics.
+
+    Arguments, by keyword as verl calls it, are those of `policy_loss`.
+    """
+    settings = arguments["config"].policy_loss
+    loss, metrics = get_policy_loss_fn(settings.get("watched") or WATCHED)(**arguments)
+    if not loss.requires_grad:
+        return loss, metrics
+    logp, mask = arguments["log_prob"], arguments["response_mask"].bool()
+    # Only the graph between the two tensors, which is kept for verl's own backward pass.
+    (slope,) = torch.autograd.grad(loss, logp, retain_graph=True)  # [batch, time]
+    batch = TokenBatch(logp.detach(), arguments["old_log_prob"], arguments["advantages"], mask)
+    unmoved = slope == 0
+    if (weights := arguments.get("rollout_is_weights")) is not None:
+        unmoved &= weights != 0
+    kept = batch.mask & ~(unmoved & (batch.advantages != 0))
+    own = means(batch, Surrogate(torch.zeros_like(batch.logp), kept))
+    return loss, {**metrics, **as_floats(own), **_shadow_means(shadows(settings), batch, kept)}
+
+
+def _shadow_means(methods: Sequence[Method], batch: TokenBatch, kept: Tensor) -> dict[str, float]:
+    """Metrics of shadows that verl averages correctly; ``kept`` [batch, time] is the loss's."""
+    if not methods:
+        return {}
+    totals = Shadows(methods)
+    # Without coefficients of the acting loss: no mean over tokens is a cosine.
+    totals.add(batch, torch.zeros_like(batch.logp_old), kept)
+    names = {
+        f"shadow/{name}/{key}"
+        for i, name in enumerate(totals.labels)
+        for key in (*_OF_ALL, *(f"both/{other}" for other in totals.labels[i + 1 :]))
+    }
+    return {f"trustclip/{k}": v for k, v in totals.read().items() if k in names}
 
 
 for _mode in LOSS_MODES:

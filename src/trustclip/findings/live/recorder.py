@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from trustclip.constraints.schedule import Schedule
 from trustclip.engines.trl.passthrough import changes_nothing
-from trustclip.engines.trl.recording.tokens import Pieces, Plan, TokenSampler
+from trustclip.engines.trl.recording.tokens import Plan, TokenSampler, pieces
 from trustclip.findings.live.first import FirstCompletions
 from trustclip.findings.live.guards import RowGuards
 from trustclip.logs.answers import answer_rows, score_rows, scores
@@ -293,7 +293,7 @@ def token_sampler(
     samples = args.per_device_train_batch_size * args.steps_per_generation * args.world_size
     prompts = samples // args.num_generations
     return TokenSampler(
-        plan, args.num_generations, prompts, Pieces(trainer.processing_class), run.tokens
+        plan, args.num_generations, prompts, pieces(trainer.processing_class), run.tokens
     )
 
 

@@ -35,7 +35,6 @@ from trustclip.support.marks import (
     Metavar,
     Neutral,
     Since,
-    ToEngine,
     ToTrl,
     fields_of,
 )
@@ -306,9 +305,7 @@ class RLStage(Training, EngineSettings, Rewarded):
     """Generate with vLLM."""
     gradient_checkpointing: ToTrl[bool] = False
     """Recompute activations in the backward pass to save memory."""
-    save_async: ToEngine[Annotated[bool, Neutral("whether training waits for a checkpoint")]] = (
-        False
-    )
+    save_async: ToTrl[Annotated[bool, Neutral("whether training waits for a checkpoint")]] = False
     """Write checkpoints while training goes on, from a copy of the state in CPU memory."""
     tokens_every: Annotated[
         Whole, Neutral("how often tokens are recorded; nothing is trained on them")

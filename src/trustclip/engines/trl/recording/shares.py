@@ -27,9 +27,10 @@ def clip_ratios(
     tokens = batch.mask.sum(dim=1)  # [batch]
     sums = reduce(torch.stack([low.sum(), high.sum(), gated.sum(), tokens.sum()]))
     # A completion without a token has no share; nan marks it, as in TRL.
-    rows = gather(torch.stack([low.sum(1), high.sum(1)]).T / tokens[:, None])  # [completions, 2]
-    least = rows[:, 0].nan_to_num(nan=torch.inf).min()
-    most = rows[:, 1].nan_to_num(nan=-torch.inf).max()
+    least = (low.sum(1) / tokens).nan_to_num(nan=torch.inf).min()
+    most = (high.sum(1) / tokens).nan_to_num(nan=-torch.inf).max()
+    ends = gather(torch.stack([least, most])[None])  # ranks may have other numbers. [ranks, 2]
+    least, most = ends[:, 0].min(), ends[:, 1].max()
     *gated_sums, count, least, most = torch.cat([sums, torch.stack([least, most])]).tolist()
     names = ("low_mean", "high_mean", "region_mean")
     shares = {name: total / max(count, 1) for name, total in zip(names, gated_sums, strict=True)}

@@ -1,7 +1,8 @@
 """A sample of completions, token by token: which ones are taken, and what is kept of them."""
 
+import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.selection import with_advantage
 
 #: Bytes on disk, at most: of a recorded token (six numbers, its id, its text), and of a file.
 BYTES, FILE = 32, 8192
@@ -69,22 +71,6 @@ class Plan:
         return selection
 
 
-@dataclass(frozen=True)
-class _Part:
-    """What is kept of a micro-batch until its update ends. Tensors are [batch, time]."""
-
-    inputs: Mapping[str, Tensor]
-    batch: TokenBatch
-    kept: Tensor
-    coefficient: Tensor
-
-    def facts(self) -> Tensor:
-        """``generated``, ``index`` and tokens of the completions; none for one without signal."""
-        signal = (self.batch.mask & (self.batch.advantages != 0)).any(dim=1)
-        length = self.inputs["completion_mask"].sum(dim=1) * signal
-        return torch.stack([self.inputs["generated"], self.inputs["sample_index"], length], dim=1)
-
-
 @dataclass
 class TokenSampler:
     """Collects the tokens of the completions that a plan chooses, and writes them."""
@@ -96,7 +82,9 @@ class TokenSampler:
     #: Gets the update (updates done before it) and this rank's rows: columns of
     #: `trustclip.logs.tokens` by name. Not called without rows.
     write: Callable[[int, list[dict[str, Any]]], None]
-    _parts: list[_Part] = field(default_factory=list, init=False)
+    #: Of a micro-batch: ``generated``, ``index`` and tokens of each completion (none of one without
+    #: signal), the rewards, and the columns, [batch, time] each.
+    _parts: list[tuple[Tensor, Tensor, dict[str, Any]]] = field(default_factory=list, init=False)
 
     def add(
         self,
@@ -107,10 +95,23 @@ class TokenSampler:
         coefficient: Tensor,
     ) -> None:
         """Keep a micro-batch if its update is recorded; ``step`` is the updates done before."""
-        if self.plan.wants(step):
-            names = ("completion_ids", "completion_mask", "sample_index", "generated", "reward")
-            part = {name: inputs[name] for name in names}
-            self._parts.append(_Part(part, batch, surrogate.kept, coefficient))
+        if not self.plan.wants(step):
+            return
+        signal = with_advantage(batch.advantages, batch.mask)  # [batch]
+        length = inputs["completion_mask"].sum(dim=1) * signal
+        facts = torch.stack([inputs["generated"], inputs["sample_index"], length], dim=1)
+        columns = {
+            "logp": batch.logp,
+            "logp_old": batch.logp_old,
+            "logp_rollout": batch.logp_rollout,
+            "entropy": batch.entropy,
+            "advantage": batch.advantages,
+            "coefficient": coefficient,
+            "mask": batch.mask,
+            "kept": surrogate.kept,
+            "token_id": inputs["completion_ids"],
+        }
+        self._parts.append((facts, inputs["reward"], columns))
 
     def forget(self) -> None:
         """Drop the micro-batches of an abandoned update."""
@@ -125,28 +126,23 @@ class TokenSampler:
         parts, self._parts = self._parts, []
         if not parts:
             return used
-        facts = gather(torch.cat([part.facts() for part in parts])).tolist()
+        facts = gather(torch.cat([facts for facts, _, _ in parts])).tolist()
         rows = [row for row in facts if row[2]]
         chosen = self.plan.chosen(rows, self.plan.allowed(step) - used)
-        own = [row for part in parts for row in self._rows(step, part, chosen)]
+        own = [row for part in parts for row in self._rows(step, chosen, *part)]
         if own:
             self.write(step, own)
         return used + sum(length for *key, length in rows if tuple(key) in chosen)
 
-    def _rows(self, step: int, part: _Part, chosen: set[tuple[int, int]]) -> list[dict[str, Any]]:
-        batch, rows = part.batch, []
-        columns = {
-            "logp": batch.logp,
-            "logp_old": batch.logp_old,
-            "logp_rollout": batch.logp_rollout,
-            "entropy": batch.entropy,
-            "advantage": batch.advantages,
-            "coefficient": part.coefficient,
-            "mask": batch.mask,
-            "kept": part.kept,
-            "token_id": part.inputs["completion_ids"],
-        }
-        for place, (generated, index, length) in enumerate(part.facts().tolist()):
+    def _rows(
+        self,
+        step: int,
+        chosen: set[tuple[int, int]],
+        facts: Tensor,
+        rewards: Tensor,
+        columns: dict[str, Any],
+    ) -> Iterator[dict[str, Any]]:
+        for place, (generated, index, length) in enumerate(facts.tolist()):
             if not length or (generated, index) not in chosen:
                 continue
             row: dict[str, Any] = {
@@ -156,28 +152,23 @@ class TokenSampler:
             }
             group = generated * self.prompts + index // self.group
             row |= {"step": step, "generated": generated, "index": index, "group": group}
-            row["reward"] = part.inputs["reward"][place].item()
+            row["reward"] = rewards[place].item()
             row["token"] = [self.text(number) for number in row["token_id"].tolist()]
-            rows.append(row)
-        return rows
+            yield row
 
 
-class Pieces:
-    """Texts of single tokens, each decoded once.
+def pieces(tokenizer: Any) -> Callable[[int], str]:
+    """Texts of single tokens by their ids, each decoded once.
 
     A token that is no whole character (a byte of one) has the name that the vocabulary gives it.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._vocabulary = tokenizer
-        self._texts: dict[int, str] = {}
+    @functools.cache
+    def text(number: int) -> str:
+        name = str(tokenizer.convert_ids_to_tokens(number))
+        decoded = tokenizer.decode([number], skip_special_tokens=False)
+        if name.startswith("▁") and not decoded.startswith(" "):
+            decoded = " " + decoded  # SentencePiece drops the space at the beginning of a text
+        return name if "�" in decoded else decoded
 
-    def __call__(self, number: int) -> str:
-        """Text of the token with this id."""
-        if number not in self._texts:
-            name = str(self._vocabulary.convert_ids_to_tokens(number))
-            text = self._vocabulary.decode([number], skip_special_tokens=False)
-            if name.startswith("▁") and not text.startswith(" "):
-                text = " " + text  # SentencePiece drops the space at the beginning of a text
-            self._texts[number] = name if "�" in text else text
-        return self._texts[number]
+    return text

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from trustclip.engines.trl.additions import addition
-from trustclip.engines.trl.likeliest import Likeliest, join, likeliest
 from trustclip.engines.trl.sampling.llama import merged, unlike_llama
+from trustclip.engines.trl.scoring.candidates import Likeliest, join, likeliest
 from trustclip.engines.trl.scoring.hidden import language_model
 
 #: Share of finished rows at which the batch is packed: less often than one by one, since packing
@@ -135,11 +136,9 @@ class Decoder:
 
     def _read(self, prompts: Sequence[tuple[int, ...]], limit: int) -> "tuple[_Cache, Tensor]":
         """Cache and last state of every prompt, with room for ``limit`` more tokens."""
-        longest = max(map(len, prompts))
-        ids = torch.zeros(len(prompts), longest, dtype=torch.long)  # padded on the left
+        ids = pad_sequence([*map(torch.tensor, prompts)], True, padding_side="left")
+        longest = ids.shape[1]
         padding = torch.tensor([longest - len(prompt) for prompt in prompts])  # [rows]
-        for row, prompt in enumerate(prompts):
-            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
         _, groups, width = self._heads
         shape = (len(self._layers), 2, len(prompts), groups, longest + limit, width)
         cache = _Cache(torch.zeros(shape, dtype=self.dtype), padding, 0)

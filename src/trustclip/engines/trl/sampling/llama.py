@@ -44,7 +44,7 @@ def unlike_llama(model: Any) -> str | None:
         return f"its attention is {sorted(filter(None, set(kinds)))}"
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act!r}"
-    if reason := odd_adapter(inner) or _odd_class(inner):
+    if reason := _odd_module(inner):
         return reason
     blocks = [f"model.layers.{i}." for i in range(config.num_hidden_layers)]
     required = {*_OUTSIDE, *(block + name for block in blocks for name in _BLOCK)}
@@ -55,23 +55,18 @@ def unlike_llama(model: Any) -> str | None:
     return None
 
 
-def odd_adapter(inner: nn.Module) -> str | None:
-    """The reason why a model's adapter cannot be `merged` into a copy; None if it can."""
-    for name, module in inner.named_modules():
-        if hasattr(module, "base_layer") and not _plain_lora(module):
-            return f"{name} has an adapter other than LoRA on a linear layer"
-    return None
-
-
-def _odd_class(inner: nn.Module) -> str | None:
-    """The reason why a module is none that the architecture is made of; None if all are."""
+def _odd_module(inner: nn.Module) -> str | None:
+    """The first module that neither the architecture nor plain LoRA is made of, as a reason."""
     from transformers.activations import ACT2FN
 
     plain = {nn.Linear, nn.Embedding, nn.ModuleList, type(ACT2FN["silu"])}
     for name, module in inner.named_modules():
-        if hasattr(module, "base_layer") or ".lora_" in name:
-            continue  # of an adapter, which `odd_adapter` has looked at
-        if type(module) not in plain and type(module).__module__ != type(inner).__module__:
+        if hasattr(module, "base_layer"):
+            if not _plain_lora(module):
+                return f"{name} has an adapter other than LoRA on a linear layer"
+        elif ".lora_" in name:
+            continue  # the layer above has it
+        elif type(module) not in plain and type(module).__module__ != type(inner).__module__:
             return f"{name} is a {type(module).__name__}"
     return None
 

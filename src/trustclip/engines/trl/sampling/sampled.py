@@ -8,8 +8,7 @@ again. That is what vLLM calls *processed* log-probabilities.
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,8 +22,8 @@ from transformers.generation.logits_process import (
 )
 
 from trustclip.constraints.batch import TokenBatch
-from trustclip.engines.trl.likeliest import Likeliest, join, likeliest
 from trustclip.engines.trl.sampling.generate import replaced
+from trustclip.engines.trl.scoring.candidates import Likeliest, join, likeliest
 
 #: Settings of sampling that are applied here, in the order of Transformers, and their off values.
 _APPLIED: dict[str, tuple[type[LogitsProcessor], float]] = {
@@ -42,19 +41,20 @@ _NOTABLE = 0.02
 RECORDED = frozenset(_APPLIED)
 
 
-@contextmanager
-def recorded(model: Any, k: int = 0) -> Iterator[list["Recorder"]]:
-    """Context in which ``model.generate`` records the log-probabilities it samples with.
+def with_logps(
+    model: Any, generate: Callable[[], Any], k: int = 0
+) -> tuple[list[list[int]], list[Any], list[Likeliest]]:
+    """Tokens, log-probabilities and k likeliest tokens (none for k = 0) of each completion.
 
-    The temperature and the cut-offs are taken out of the generation's settings and applied by the
-    same classes of Transformers, with the recorder behind them: the samples are the same bit for
-    bit, and nothing comes between what is recorded and what is drawn. With them, the k likeliest
-    tokens are recorded. The list that the context yields gets the recorder of each call.
+    ``generate`` returns the tokens, and something else; it calls the model's `generate` once.
+
+    The temperature and the cut-offs are taken out of that call's settings and applied by the same
+    classes of Transformers, with the recorder behind them: the samples are the same bit for bit,
+    and nothing comes between what is recorded and what is drawn.
     """
-    calls: list[Recorder] = []
-    original = model.generate
+    recorder, original = Recorder(k), model.generate
 
-    def generate(*args: Any, generation_config: Any, **kwargs: Any) -> Tensor:
+    def recorded(*args: Any, generation_config: Any, **kwargs: Any) -> Tensor:
         defaults, plain = model.generation_config, copy.deepcopy(generation_config)
         processors: list[LogitsProcessor] = []
         for name, (warper, off) in _APPLIED.items():
@@ -63,27 +63,13 @@ def recorded(model: Any, k: int = 0) -> Iterator[list["Recorder"]]:
             if value is not None and value != off:
                 processors.append(warper(value))  # type: ignore[call-arg]
                 setattr(plain, name, off)
-        recorder = Recorder(k)
         processed = LogitsProcessorList([*processors, recorder])
         ids = original(*args, generation_config=plain, logits_processor=processed, **kwargs)
-        recorder.end(ids)
-        calls.append(recorder)
+        recorder.draw(ids[:, -1])
         return ids
 
-    with replaced(model, generate):
-        yield calls
-
-
-def with_logps(
-    model: Any, generate: Callable[[], Any], k: int = 0
-) -> tuple[list[list[int]], list[Any], list[Likeliest]]:
-    """Tokens, log-probabilities and k likeliest tokens (none for k = 0) of each completion.
-
-    ``generate`` returns the tokens, and something else; it calls the model's `generate` once.
-    """
-    with recorded(model, k) as calls:
+    with replaced(model, recorded):
         ids, _ = generate()
-    (recorder,) = calls
     logps = [row[: len(tokens)] for row, tokens in zip(recorder.logps.tolist(), ids, strict=True)]
     further = [recorder.likeliest(i).first(len(row)) for i, row in enumerate(ids)] if k else []
     return ids, logps, further
@@ -163,27 +149,23 @@ class Recorder(LogitsProcessor):
     Values after the end of a completion are meaningless.
     """
 
-    def __init__(self, k: int = 0) -> None:
+    def __init__(self, k: int) -> None:
         self._next: Tensor | None = None
         self._logps: list[Tensor] = []
         self._k = k
         self._further: list[Likeliest] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self._draw(input_ids[:, -1])
+        self.draw(input_ids[:, -1])
         self._next = scores.log_softmax(dim=-1)  # [batch, vocabulary]
         if self._k:
             self._further.append(likeliest(self._next, self._k))
         return scores
 
-    def _draw(self, tokens: Tensor) -> None:
+    def draw(self, tokens: Tensor) -> None:
+        """Record the tokens that followed the last request, if there was one. Shape [batch]."""
         if self._next is not None:
             self._logps.append(self._next.gather(1, tokens[:, None]))
-
-    def end(self, ids: Tensor) -> None:
-        """Record the last of the tokens."""
-        self._draw(ids[:, -1])
-        self._next = None
 
     @property
     def logps(self) -> Tensor:

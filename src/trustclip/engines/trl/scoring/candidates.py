@@ -4,25 +4,83 @@ A TRL input dictionary carries those of the sampler and of the old policy under 
 `CANDIDATES`, row by row, so that they are split, shuffled and checkpointed like any other input.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from trustclip.constraints.candidates import Candidates
-from trustclip.engines.trl.likeliest import Likeliest
 from trustclip.engines.trl.scoring.skipping import spread
+
+#: vLLM is asked for at most so many tokens at a position: each is a Python object there.
+MOST = 1024
+
+#: This stands in place of a number and means all tokens that can be drawn.
+DRAWABLE = -1
 
 #: Names among TRL's inputs: ids (int32, no columns for the whole vocabulary), log-probabilities
 #: under the sampler, whether it could draw no others, and log-probabilities under the old policy.
-CANDIDATES = (
-    *("further_ids", "further_logp_rollout", "further_complete"),
-    "further_logp_old",
-)
+CANDIDATES = ("further_ids", "further_logp_rollout", "further_complete", "further_logp_old")
+
+
+class Likeliest(NamedTuple):
+    """The likeliest tokens of some distributions; of no ids, all in the vocabulary's order."""
+
+    ids: Tensor  # int32. [..., k] or [..., 0]
+    logps: Tensor  # nats; -inf for tokens that cannot be drawn. [..., k]
+    complete: Tensor  # whether no other token can be drawn. bool [...]
+
+    def first(self, tokens: int) -> "Likeliest":
+        """Those of the first positions."""
+        return Likeliest(*(part[:tokens] for part in self))
+
+
+def likeliest(logps: Tensor, k: int) -> Likeliest:
+    """The k likeliest tokens of each row of normalised log-probabilities [rows, vocabulary].
+
+    All of them, in their order, where k is the vocabulary's size or more; with `DRAWABLE` those
+    that can be drawn (the others are -inf), as many as the row with the most has.
+
+    Example:
+      >>> top = likeliest(torch.tensor([[0.2, 0.5, 0.3], [0.0, 1.0, 0.0]]).log(), 2)
+      >>> top.ids[0].tolist(), top.complete.tolist()
+      ([1, 2], [False, True])
+    """
+    drawable = logps.isfinite().sum(dim=1)  # [rows]
+    if k == DRAWABLE:
+        k = int(drawable.max())
+    elif k >= logps.shape[1]:
+        none = logps.new_empty(len(logps), 0, dtype=torch.int32)
+        return Likeliest(none, logps, torch.ones_like(logps[:, 0], dtype=torch.bool))
+    top, ids = logps.topk(k, dim=1)
+    return Likeliest(ids.int(), top, drawable <= k)
+
+
+def join(steps: Sequence[Likeliest]) -> Likeliest:
+    """Concatenate positions, padding those with fewer tokens."""
+    fields = []
+    for parts, fill in zip(zip(*steps, strict=True), (0, -torch.inf, True), strict=True):
+        if parts[0].dim() > 1:
+            most = max(part.shape[1] for part in parts)
+            parts = [F.pad(part, (0, most - part.shape[1]), value=fill) for part in parts]
+        fields.append(torch.cat(list(parts)))
+    return Likeliest(*fields)
+
+
+def padded(rows: Sequence[Likeliest], length: int, device: torch.device) -> Likeliest:
+    """Completions of different lengths as [batch, length, ...]; no candidates after the end."""
+    lengths = torch.tensor([len(row.complete) for row in rows])
+    there = torch.arange(length) < lengths[:, None]  # [batch, length]
+    fields = []
+    for part, fill in zip(join(rows), (0, -torch.inf, True), strict=True):
+        whole = part.new_full((*there.shape, *part.shape[1:]), fill)
+        whole[there] = part
+        fields.append(whole.to(device))
+    return Likeliest(*fields)
 
 
 @dataclass

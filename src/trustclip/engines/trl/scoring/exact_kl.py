@@ -17,9 +17,8 @@ from trustclip.constraints.divergences import categorical_kl, categorical_tv
 from trustclip.constraints.thresholds import least_kl
 from trustclip.engines.trl.scoring import hidden
 from trustclip.engines.trl.scoring.forward import Request
-from trustclip.engines.trl.scoring.skipping import spread
 from trustclip.head import ORDERS, Head, Order, Scores, bregman_kl, exact_kl, score, topk
-from trustclip.head.bregman import RESOLVES
+from trustclip.head.exact import RESOLVES
 from trustclip.head.topk import logp_of, with_other
 
 #: Names among TRL's inputs of an old policy's `Evidence`.
@@ -183,6 +182,7 @@ class KLWatch:
         logp[:, -1] = torch.where(among, logp[:, -1], logp_old.to(logp.dtype))
         return ids, logp
 
+    @torch.no_grad()
     def divergences(
         self,
         model: nn.Module,
@@ -202,25 +202,24 @@ class KLWatch:
         zeros = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
         if new is None:
             return dict.fromkeys(names, zeros)
-        chosen = {name: inputs.get(name) for name in (*HIDDEN, *TOP_K, "completion_ids")}
-        if rows is not None:
-            chosen = {name: None if x is None else x[rows] for name, x in chosen.items()}
-            mask = mask[rows]
-        chosen = {n: None if x is None else x[mask] for n, x in chosen.items()}  # [tokens, ...]
-        at_tokens = new.at(mask)
+        own = mask if rows is None else mask[rows]  # [scored completions, time]
+        scored = mask if rows is None else torch.zeros_like(mask).index_copy(0, rows, own)
+        given = {name: inputs.get(name) for name in (*HIDDEN, *TOP_K, "completion_ids")}
+        chosen = {n: None if x is None else x[scored] for n, x in given.items()}  # [tokens, ...]
+        at_tokens = new.at(own)
         old = Evidence(*(chosen[name] for name in HIDDEN))  # type: ignore[arg-type]
         values = {f"kl_{o}": self._exact(model, at_tokens, old, o) for o in self._orders}
         if self._over_top_k:
             ids: Any = chosen[TOP_K[0]]
             logp: Any = chosen[TOP_K[1]]
-            now = self._logp_now(model, at_tokens, chosen["completion_ids"], ids)
+            head, log_partition = self._head(model), at_tokens.log_partition
+            if log_partition is None:
+                sampled: Any = chosen["completion_ids"]
+                log_partition = score(at_tokens.hidden, head, sampled, entropy=False).log_partition
+            now = logp_of(at_tokens.hidden, log_partition, head, ids)
             for name in self._over_top_k:
                 values[name] = _OF_TOP_K[name](with_other(logp), with_other(now))
-        empty = zeros if rows is None else zeros[rows]  # [scored completions, time]
-        whole = {name: empty.masked_scatter(mask, x.float()) for name, x in values.items()}
-        if rows is None:
-            return whole
-        return {name: spread(x, rows, zeros) for name, x in whole.items()}
+        return {name: zeros.masked_scatter(scored, x.float()) for name, x in values.items()}
 
     def _exact(self, model: nn.Module, new: Evidence, old: Evidence, order: Order) -> Tensor:
         """Exact KL divergence of each token. Shape [tokens]."""
@@ -229,14 +228,6 @@ class KLWatch:
             temperature = self._temperature / hidden.logit_changes(model)[0]
             return bregman_kl(new.hidden, new, old.hidden, old, order, temperature=temperature)
         return exact_kl(new.hidden, old.hidden, self._head(model), self.old_head, order)
-
-    @torch.no_grad()
-    def _logp_now(self, model: nn.Module, new: Evidence, sampled: Any, ids: Any) -> Tensor:
-        """Log-probabilities of the old policy's likeliest tokens under the new one."""
-        head, log_partition = self._head(model), new.log_partition
-        if log_partition is None:
-            log_partition = score(new.hidden, head, sampled, entropy=False).log_partition
-        return logp_of(new.hidden, log_partition, head, ids)
 
     def _head(self, model: nn.Module) -> Head:
         return hidden.head_of(model, self._temperature)

@@ -38,34 +38,29 @@ def floor_of(model: nn.Module, pairs: Pairs, temperature: float = 1.0) -> dict[s
     """
     if pairs.sequences is None or pairs.completion is None or pairs.position is None:
         return {}
+    samples, completion = pairs.sequences[:COMPLETIONS], pairs.completion.cpu()
+    covered = completion < len(samples)  # [tokens]
+    place = completion[covered], pairs.position.cpu()[covered]
+
+    def apart(logps: list[Tensor]) -> Tensor:
+        """Differences of the completions' values from their first ones, as values of the tokens."""
+        difference = torch.full((len(pairs.trainer),), torch.nan, dtype=torch.float64)
+        difference[covered] = (pad_sequence(logps, True, torch.nan) - first)[place]
+        return difference
+
     was_training = model.training
     model.eval()
     try:
-        return _floor(model, pairs, pairs.sequences[:COMPLETIONS], temperature)
+        own, chunked = _score(model, samples, temperature, BATCH, chunks=unusual(model) is None)
+        first = pad_sequence(own, True, torch.nan)  # [completions, time]
+        differences = {"batch": apart(_score(model, samples, temperature, 1)[0])}
+        if chunked:
+            differences["head"] = apart(chunked)
+        with _in_other_precision(model) as cast:
+            if cast:
+                differences["precision"] = apart(_score(model, samples, temperature, BATCH)[0])
     finally:
         model.train(was_training)
-
-
-def _floor(
-    model: nn.Module, pairs: Pairs, samples: Sequence[tuple[Sequence[int], Sequence[int]]], t: float
-) -> dict[str, Tensor]:
-    def align(logps: Sequence[Tensor]) -> Tensor:
-        """Values of the completions as values of the tokens."""
-        assert pairs.completion is not None and pairs.position is not None
-        table = pad_sequence(list(logps), batch_first=True, padding_value=torch.nan)  # [B, T]
-        values = torch.full((len(pairs.trainer),), torch.nan, dtype=torch.float64)
-        covered = pairs.completion.cpu() < len(samples)
-        values[covered] = table[pairs.completion.cpu()[covered], pairs.position.cpu()[covered]]
-        return values
-
-    own, chunked = _score(model, samples, t, BATCH, chunks=unusual(model) is None)
-    base = align(own)
-    differences = {"batch": align(_score(model, samples, t, 1)[0]) - base}
-    if chunked:
-        differences["head"] = align(chunked) - base
-    with _in_other_precision(model) as cast:
-        if cast:
-            differences["precision"] = align(_score(model, samples, t, BATCH)[0]) - base
     return {name: d for name, d in differences.items() if d.isfinite().any()}
 
 

@@ -14,8 +14,8 @@ from trustclip.engines.trl.scoring import sharing
 from trustclip.engines.trl.scoring.candidates import Query
 from trustclip.engines.trl.scoring.hidden import language_model, logit_changes
 from trustclip.head import Head, Scores
-from trustclip.head.further import further_logps
 from trustclip.head.logprobs import Plan, scored
+from trustclip.head.topk import further_logps
 
 #: Arguments of a pass in which prompts can be shared.
 _PACKED = {
@@ -45,10 +45,6 @@ class Request:
     scores: list[Scores] | None = None  # collects those of each pass. [batch, time - 1, ...]
     shares: bool = False  # each prompt of a batch passes the model once
     further: Query | None = None  # further tokens whose log-probabilities are requested
-
-    def plan(self) -> Plan:
-        """What the head computes in a pass."""
-        return Plan(self.entropy, self.mean, collision=self.further is not None)
 
 
 def use_head(model: nn.Module, temperature: float) -> Request:
@@ -92,7 +88,7 @@ def use_head(model: nn.Module, temperature: float) -> Request:
         flat = score(
             states.to(labels.device).flatten(0, 1),  # [batch * (time - 1), H]
             labels=labels.flatten(),
-            plan=request.plan(),
+            plan=Plan(request.entropy, request.mean, collision=query is not None),
             further=None if query is None else query.of_pass(*labels.shape),
         )
         *flat, more = (None if x is None else x.unflatten(0, labels.shape) for x in flat)
@@ -103,15 +99,13 @@ def use_head(model: nn.Module, temperature: float) -> Request:
             request.scores.append(scores)
         return Scored(scores.logp, scores.entropy)
 
-    of_labels = _scoring_forward(request, temperature, *logit_changes(model))
+    of_labels = _scoring_forward(temperature, *logit_changes(model))
     linear.forward = types.MethodType(of_labels, linear)
     inner.forward = types.MethodType(forward, inner)
     return request
 
 
-def _scoring_forward(
-    request: Request, temperature: float, scale: float, cap: float | None
-) -> Callable[..., Any]:
+def _scoring_forward(temperature: float, scale: float, cap: float | None) -> Callable[..., Any]:
     """The forward pass of an output head that scores labels where there are any."""
 
     def of_labels(

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trustclip.constraints.selection import _matters
+from trustclip.constraints.selection import with_advantage
 from trustclip.engines.trl.inputs import token_mask
 
 #: Inputs of TRL that are not indexed by row alone (images), so that rows cannot be left out.
@@ -22,7 +22,7 @@ def rows_that_matter(inputs: dict[str, Any]) -> Tensor | None:
         return None
     advantages = inputs["advantages"]
     by_token = advantages if advantages.dim() == 2 else advantages[:, None]
-    matters = _matters(by_token, token_mask(inputs))  # [batch]
+    matters = with_advantage(by_token, token_mask(inputs))  # [batch]
     rows = matters.nonzero().squeeze(1)  # the only point that waits for a GPU
     if len(rows) == len(matters):
         return None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trustclip.support.imports import import_object, names_code
+from trustclip.support.consent import import_object, names_code
 from trustclip.support.names import nearest, unknown
 from trustclip.train.problems.verify.extraction import Style
 from trustclip.train.problems.verify.functions import (

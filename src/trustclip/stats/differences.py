@@ -258,9 +258,7 @@ def _unseen(groups: Sequence[Ints], level: float) -> float:
 def _widen(low: float, high: float, unseen: float, informative: int) -> tuple[float, float]:
     half = (high - low) / 2
     target = sqrt((informative * half**2 + unseen**2) / (informative + 1))
-    if target <= half:
-        return low, high
-    extra = target - half
+    extra = max(target - half, 0.0)
     return low - extra, high + extra
 
 

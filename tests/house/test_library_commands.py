@@ -1,10 +1,15 @@
-"""The library's commands, called for real, load nothing of the training program."""
+"""The library's commands and trainer, in a process of their own, load nothing of the program.
+
+`make check` and test_house.py see what is imported by name.
+"""
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from patience import NEVER
 from synthetic_runs import Spec, make_run
 from token_files import made
 
@@ -47,29 +52,54 @@ for line in {lines!r}:
     with open("calls.jsonl", "a") as file:
         print(json.dumps([line, status, loaded]), file=file)
 """
+#: README's first trainer, made tiny, with a recorder, after all of that: it, too, is to load anew.
+TRAINED = """
+import trustclip as tc
+sys.path.insert(0, {support!r})
+from trl_runs import build, fresh_model
+
+program = ("trustclip.train", "trustclip.cli")
+fresh_model()  # made by the program, whose modules are forgotten here
+for name in [name for name in sys.modules if name.startswith(program)]:
+    del sys.modules[name]
+recorder = tc.Recorder("run", tokens_every=1)
+build("out", given={{"callbacks": [recorder]}}, method="atr", max_steps=2).train()
+recorder.evaluation("digits", {{"a": [1, 0], "b": [1, 1]}})
+with open("trained.json", "w") as file:
+    json.dump([name for name in sys.modules if name.startswith(program)], file)
+"""
+SUPPORT = str(Path(__file__).parents[1] / "support")
 LOSS = """
 def loss(logp, advantages, mask):
     return -(logp * advantages * mask).sum()
 """
 
 
-@pytest.fixture
-def folder(tmp_path):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What the commands are given, and what the process has written of them and the training."""
+    here = tmp_path_factory.mktemp("library")
     for name in ("a", "b"):
-        make_run(tmp_path / "runs" / name, Spec({"name": "atr"}, steps=4, every=2))
+        make_run(here / "runs" / name, Spec({"name": "atr"}, steps=4, every=2))
     rows = sorted(made(), key=lambda row: row.step or 0)
-    append_jsonl(tmp_path / "tokens.jsonl", [row.to_dict() for row in rows])
+    append_jsonl(here / "tokens.jsonl", [row.to_dict() for row in rows])
     same = {"logp_old": [-0.5, -1.0], "logp_rollout": [-0.5, -1.0]}
-    append_jsonl(tmp_path / "pairs.jsonl", [same] * 32)
-    (tmp_path / "loss.py").write_text(LOSS)
-    return tmp_path
+    append_jsonl(here / "pairs.jsonl", [same] * 32)
+    (here / "loss.py").write_text(LOSS)
+    code = CALLS.format(lines=LINES) + TRAINED.format(support=SUPPORT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=here, capture_output=True, text=True, timeout=NEVER
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return here
 
 
 def test_no_command_of_the_library_loads_the_training_program(folder):
     assert {line.split()[0] for line in LINES} == set(LIBRARY)
-    code = CALLS.format(lines=LINES)
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
     rows = map(json.loads, (folder / "calls.jsonl").read_text().splitlines())
     calls = {line: (status, loaded) for line, status, loaded in rows}
     assert calls == dict.fromkeys(LINES, (0, []))
+
+
+def test_a_recorded_training_loads_nothing_of_the_program(folder):
+    assert json.loads((folder / "trained.json").read_text()) == []

@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 import pytest
 import token_files
-from synthetic_runs import Spec, make_run
+from synthetic_runs import Spec, make_run, undrawn
 
 from trustclip.logs.tokens import TokenRow, read_tokens
 from trustclip.report.build import build
@@ -84,7 +84,8 @@ def test_numbers_that_are_not_finite_are_shown_as_unknown(tmp_path):
     assert "</pre>" in token_page([tmp_path / "a.parquet"], "Tokens")
 
 
-def test_the_report_of_a_run_has_its_tokens(tmp_path):
+def test_the_report_of_a_run_has_its_tokens(tmp_path, monkeypatch):
+    monkeypatch.setattr("trustclip.report.draw.figures.draw", undrawn)
     run = make_run(tmp_path / "run", Spec({"name": "clip", "epsilon": 0.1}, steps=8, every=8))
     token_files.write(run / "tokens" / "update-000003.parquet")
     page = build([run], tmp_path / "out")[0].read_text()

@@ -138,7 +138,7 @@ def test_recording_changes_nothing(tmp_path, stock):
 
 @pytest.mark.parametrize("stock", [False, True])
 def test_a_continued_run_reads_like_one_that_was_not_interrupted(tmp_path, stock):
-    settings = {"save_strategy": "steps", "save_steps": 3, "max_steps": 9, "stock": stock}
+    settings = {"save_strategy": "steps", "save_steps": 3, "stock": stock}
     whole, _ = trainer_of(tmp_path / "whole", tmp_path / "w", **settings)
     whole.train()
     cut, _ = trainer_of(tmp_path / "cut", tmp_path / "c", callbacks=[killer(5)], **settings)
@@ -151,9 +151,9 @@ def test_a_continued_run_reads_like_one_that_was_not_interrupted(tmp_path, stock
     else:
         more.train_durably()
     run = read_run(tmp_path / "cut")
-    assert run.finished and [row["step"] for row in run.training] == [*range(1, 10)]
+    assert run.finished and [row["step"] for row in run.training] == [*range(1, 7)]
     steps = [row["step"] for row in read_jsonl(run.path / "gates.jsonl")]
-    assert steps == [*range(1, 10)], "nothing stands twice"
+    assert steps == [*range(1, 7)], "nothing stands twice"
     if not stock:  # whose samples after a checkpoint are others
         assert files(tmp_path / "cut") == files(tmp_path / "whole")
 

@@ -121,7 +121,7 @@ def with_number(
     """The fields of a batch, one number of one of them replaced."""
     value = getattr(batch, name).detach().clone()
     value[at] = number
-    return {**fields_of(batch), name: value}
+    return {**fields_of(batch), name: value.requires_grad_(getattr(batch, name).requires_grad)}
 
 
 @every_method

@@ -92,7 +92,9 @@ def _take_over(request: dict[str, Any]) -> None:
 def import_everything() -> None:
     """Everything heavy that a command imports; a failure is the command's to report."""
     for module in ("torch", "datasets", "trustclip.train.pipeline", "trustclip.train.rl",
-                   "trustclip.train.sft", "trustclip.engines.trl.trainer"):  # fmt: skip
+                   "trustclip.train.sft", "trustclip.train.eval", "trustclip.train.trainers",
+                   "trustclip.engines.trl.trainer", "trustclip.cli.commands.experiments",
+                   "trustclip.cli.commands.evidence"):  # fmt: skip
         try:
             __import__(module)
         except ImportError:
@@ -100,6 +102,10 @@ def import_everything() -> None:
     else:
         from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM  # noqa: F401
         from trl.trainer.sft_trainer import SFTTrainer  # noqa: F401
+
+        from trustclip import methods
+
+        methods()
     gc.freeze()  # collections in the children leave these pages shared
 
 

@@ -29,12 +29,8 @@ def suite(tmp_path_factory) -> Path:
 def figures(monkeypatch) -> list[str]:
     """What the figures of pages hold, in place of their drawings."""
     found: list[str] = []
-
-    def held(figure):
-        found.append(repr(figure))
-        return undrawn(figure)
-
-    monkeypatch.setattr("trustclip.report.draw.figures.draw", held)
+    place = "trustclip.report.draw.figures.draw"
+    monkeypatch.setattr(place, lambda figure: found.append(repr(figure)) or undrawn(figure))
     return found
 
 

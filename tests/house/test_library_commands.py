@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from patience import NEVER
 from synthetic_runs import Spec, make_run
 from token_files import made
 
@@ -52,10 +51,9 @@ for line in {lines!r}:
     with open("calls.jsonl", "a") as file:
         print(json.dumps([line, status, loaded]), file=file)
 """
-#: README's first trainer, made tiny, with a recorder, after all of that: it, too, is to load anew.
+#: README's first trainer, made tiny, with a recorder, after all of them: it, too, is to load anew.
 TRAINED = """
 import trustclip as tc
-sys.path.insert(0, {support!r})
 from trl_runs import build, fresh_model
 
 program = ("trustclip.train", "trustclip.cli")
@@ -63,43 +61,36 @@ fresh_model()  # made by the program, whose modules are forgotten here
 for name in [name for name in sys.modules if name.startswith(program)]:
     del sys.modules[name]
 recorder = tc.Recorder("run", tokens_every=1)
-build("out", given={{"callbacks": [recorder]}}, method="atr", max_steps=2).train()
-recorder.evaluation("digits", {{"a": [1, 0], "b": [1, 1]}})
-with open("trained.json", "w") as file:
-    json.dump([name for name in sys.modules if name.startswith(program)], file)
+build("out", given={"callbacks": [recorder]}, method="atr", max_steps=2).train()
+recorder.evaluation("digits", {"a": [1, 0], "b": [1, 1]})
+loaded = [name for name in sys.modules if name.startswith(program)]
+with open("calls.jsonl", "a") as file:
+    print(json.dumps(["a recorded training", 0, loaded]), file=file)
 """
-SUPPORT = str(Path(__file__).parents[1] / "support")
 LOSS = """
 def loss(logp, advantages, mask):
     return -(logp * advantages * mask).sum()
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """What the commands are given, and what the process has written of them and the training."""
-    here = tmp_path_factory.mktemp("library")
+@pytest.fixture
+def folder(tmp_path):
     for name in ("a", "b"):
-        make_run(here / "runs" / name, Spec({"name": "atr"}, steps=4, every=2))
+        make_run(tmp_path / "runs" / name, Spec({"name": "atr"}, steps=4, every=2))
     rows = sorted(made(), key=lambda row: row.step or 0)
-    append_jsonl(here / "tokens.jsonl", [row.to_dict() for row in rows])
+    append_jsonl(tmp_path / "tokens.jsonl", [row.to_dict() for row in rows])
     same = {"logp_old": [-0.5, -1.0], "logp_rollout": [-0.5, -1.0]}
-    append_jsonl(here / "pairs.jsonl", [same] * 32)
-    (here / "loss.py").write_text(LOSS)
-    code = CALLS.format(lines=LINES) + TRAINED.format(support=SUPPORT)
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=here, capture_output=True, text=True, timeout=NEVER
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return here
+    append_jsonl(tmp_path / "pairs.jsonl", [same] * 32)
+    (tmp_path / "loss.py").write_text(LOSS)
+    return tmp_path
 
 
-def test_no_command_of_the_library_loads_the_training_program(folder):
+def test_no_command_and_no_recorded_training_of_the_library_load_the_program(folder):
     assert {line.split()[0] for line in LINES} == set(LIBRARY)
+    paths = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1] / 'support')!r})\n"
+    code = paths + CALLS.format(lines=LINES) + TRAINED
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     rows = map(json.loads, (folder / "calls.jsonl").read_text().splitlines())
     calls = {line: (status, loaded) for line, status, loaded in rows}
-    assert calls == dict.fromkeys(LINES, (0, []))
-
-
-def test_a_recorded_training_loads_nothing_of_the_program(folder):
-    assert json.loads((folder / "trained.json").read_text()) == []
+    assert calls == dict.fromkeys((*LINES, "a recorded training"), (0, []))

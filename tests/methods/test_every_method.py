@@ -115,9 +115,7 @@ def test_only_the_current_log_probability_is_trained(method: tc.Method) -> None:
     assert all(leaf.grad is None for leaf in leaves.values())
 
 
-def with_number(
-    batch: tc.TokenBatch, name: str, at: tuple[int, int], number: float
-) -> dict[str, Any]:
+def with_number(batch: tc.TokenBatch, name: str, at: tuple[int, int], number: float) -> Any:
     """The fields of a batch, one number of one of them replaced."""
     value = getattr(batch, name).detach().clone()
     value[at] = number

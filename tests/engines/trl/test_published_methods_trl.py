@@ -2,6 +2,7 @@
 
 import functools
 import math
+import tempfile
 import types
 import typing
 
@@ -65,20 +66,15 @@ def trained_on_samples(tmp_path, method: tc.Method, loss_type: str) -> Run:
     return train(tmp_path, ConstrainedGRPOConfig, with_sampler, **settings)
 
 
-@pytest.fixture(scope="module")
-def uncorrected(tmp_path_factory) -> typing.Callable[[tc.Method, str], list[float]]:
+@functools.cache
+def uncorrected(method: tc.Method, loss_type: str) -> list[float]:
     """Norms of gradients where nothing is corrected; several corrections have one inner method."""
-
-    @functools.cache
-    def found(method: tc.Method, loss_type: str) -> list[float]:
-        folder = tmp_path_factory.mktemp("inner")
+    with tempfile.TemporaryDirectory() as folder:
         return trained_on_samples(folder, method, loss_type).grad_norms
-
-    return found
 
 
 @pytest.mark.parametrize(("method", "trainer"), twin_cases.SAMPLED, ids=twin_cases.label)
-def test_same_correction_as_trl_makes_for_vllm(tmp_path, uncorrected, method, trainer):
+def test_same_correction_as_trl_makes_for_vllm(tmp_path, method, trainer):
     twin = method.twins[trainer] | {"use_vllm": False}  # `Sampled` is how it is told to have it
     loss_type = AGGREGATED.get(twin.get("loss_type", ""), "dapo")
     ours = trained_on_samples(tmp_path / "ours", method, loss_type)

@@ -9,6 +9,7 @@ from synthetic_runs import undrawn
 from trustclip.report.collect import collect
 from trustclip.report.console import explain
 from trustclip.report.draw.mismatch import distance_figure, quantile_figure
+from trustclip.report.page import render
 from trustclip.support.jsonl import append_jsonl
 
 SAMPLER = {
@@ -51,8 +52,6 @@ def test_the_report_has_the_section(tmp_path) -> None:
 
 
 def test_hostile_token_texts_stay_text(tmp_path) -> None:
-    from trustclip.report.page import render
-
     run = write(tmp_path / "run", rows(**SAMPLER))
     append_jsonl(
         run / "gates.jsonl",

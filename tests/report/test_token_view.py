@@ -10,7 +10,8 @@ import pytest
 import token_files
 from synthetic_runs import Spec, make_run, undrawn
 
-from trustclip.logs.tokens import TokenRow, read_tokens
+from trustclip.logs.tokens import TokenRow, read_tokens, write_tokens
+from trustclip.report import tokens
 from trustclip.report.build import build
 from trustclip.report.microscope import token_page
 from trustclip.report.tokens import COLUMNS, views
@@ -46,8 +47,6 @@ def test_the_page_holds_the_tokens_in_single_precision(path):
 
 
 def test_of_many_completions_a_sample_is_shown(tmp_path, monkeypatch):
-    from trustclip.report import tokens
-
     path = token_files.write(tmp_path / "many.jsonl", 60)
     monkeypatch.setattr(tokens, "MAX_COMPLETIONS", 10)
     (seen,) = views([("a", path)])["runs"]
@@ -76,8 +75,6 @@ def test_numbers_that_are_not_finite_are_shown_as_unknown(tmp_path):
         "coefficient": [1.0, math.nan],
         "reward": 1e999,
     }
-    from trustclip.logs.tokens import write_tokens
-
     write_tokens(tmp_path / "a.parquet", [TokenRow.of(row)])
     (run,) = views([("a", tmp_path / "a.parquet")])["runs"]
     assert run["rows"][0]["reward"] is None

@@ -273,7 +273,8 @@ def test_the_loss_of_each_seed_is_the_librarys_aggregation(rule):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_seed_may_be_there_several_times_each_with_a_rate(task):
-    more = {"task": task, "distances": False, "pass_k": 2, "sft_steps": 400, "prompts": 8}
+    steps = 400 if task == "many" else 100  # until some answer is right
+    more = {"task": task, "distances": False, "pass_k": 2, "sft_steps": steps, "prompts": 8}
     settings = _brief(**more)
     several = train(settings, [3, 8, 3], [1e-3, 1e-2, 1e-2])
     alone = train(_brief(**more, learning_rate=1e-2), [3])

@@ -25,6 +25,15 @@ def suite(tmp_path_factory) -> Path:
     return records.base(tmp_path_factory.mktemp("base"))
 
 
+@pytest.fixture
+def figures(monkeypatch) -> list[str]:
+    """What the figures of pages hold, in place of their drawings."""
+    found: list[str] = []
+    place = "trustclip.report.draw.figures.draw"
+    monkeypatch.setattr(place, lambda figure: found.append(repr(figure)) or undrawn(figure))
+    return found
+
+
 def said(argv: list[str], capsys) -> str:
     """What a command says that must refuse its input."""
     assert main(argv) == 2
@@ -32,13 +41,15 @@ def said(argv: list[str], capsys) -> str:
 
 
 @pytest.mark.parametrize("name", [name for name, _ in records.links(Path())])
-def test_a_link_out_of_a_run_is_refused_and_nothing_of_it_shown(name, suite, tmp_path, capsys):
+def test_a_link_out_of_a_run_is_refused_and_nothing_of_it_shown(
+    name, suite, tmp_path, capsys, figures
+):
     commands = dict(records.links(suite))[name](tmp_path)
     statuses = [main(argv) for argv in commands]
     printed = "".join(capsys.readouterr())
     assert 2 in statuses and "is a link that leads out of" in printed
     pages = [path.read_text() for path in tmp_path.glob("out/*") if path.suffix != ".parquet"]
-    assert records.PRIVATE not in "".join([printed, *pages])
+    assert records.PRIVATE not in "".join([printed, *pages, *figures])
 
 
 def test_small_files_of_much_are_refused_before_they_are_read(suite, tmp_path, capsys):
@@ -71,7 +82,7 @@ def test_a_number_that_cannot_be_computed_with_does_not_hide_a_run(suite, tmp_pa
     assert "The evaluation score" in "".join(capsys.readouterr())
 
 
-def test_a_table_or_a_row_of_another_form_is_one_sentence(suite, tmp_path, capsys):
+def test_a_table_or_a_row_of_another_form_is_one_sentence(suite, tmp_path, capsys, figures):
     run = records.base(tmp_path) / "atr-0"
     with (run / "gates.jsonl").open("a") as file:
         file.write('{"step": 9, "generated": 5}\n')
@@ -87,7 +98,7 @@ def test_a_table_or_a_row_of_another_form_is_one_sentence(suite, tmp_path, capsy
         assert "scores.parquet" in said(argv, capsys)
 
 
-def test_completions_and_problems_without_a_name_hide_no_run(suite, tmp_path, capsys):
+def test_completions_and_problems_without_a_name_hide_no_run(suite, tmp_path, capsys, figures):
     run = records.base(tmp_path) / "atr-0"
     rows = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     rows = [{**row, "step": {}, "index": [[]]} if row["stage"] == "rl" else row for row in rows]
@@ -139,9 +150,8 @@ def _play(artefacts: Sequence[records.Made], folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_artefact_ends_in_a_traceback_or_runs_on(suite, tmp_path, monkeypatch, capsys):
+def test_no_artefact_ends_in_a_traceback_or_runs_on(suite, tmp_path, figures, capsys):
     """All of them, with other values for each ``HOSTILE_SEED``."""
-    monkeypatch.setattr("trustclip.report.draw.figures.draw", undrawn)
     tokens = suite / "atr-0" / "tokens" / "update-000001.parquet"
     reads = [["tokens", str(tokens)], ["microscope", str(tokens), "--out", str(tmp_path / "page")]]
     for argv in [*records.commands(suite / "atr-0", verify=True), *reads]:

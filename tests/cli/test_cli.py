@@ -5,9 +5,11 @@ import dataclasses
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,6 +22,7 @@ from trustclip.cli.arguments import parse
 from trustclip.cli.main import main
 from trustclip.cli.registry import COMMANDS
 from trustclip.support.marks import Also, Argument, Dotted
+from trustclip.support.names import TrainingError
 from trustclip.train.problems.prompts import Prompt
 
 
@@ -119,7 +122,7 @@ def test_bad_input_gets_one_clear_error(args, words, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("words", "unbuffered"),
-    [("bounds atr", "1"), ("bounds atr", ""), ("--help", "1"), ("--version", "")],
+    [("bounds atr", ""), ("recipes", "1"), ("--help", "1"), ("--version", "")],
 )
 def test_a_reader_that_has_left_is_no_traceback(words, unbuffered):
     command = [sys.executable, "-m", "trustclip", *words.split()]
@@ -134,7 +137,7 @@ def test_a_reader_that_has_left_is_no_traceback(words, unbuffered):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-@pytest.mark.parametrize("words", ["bounds atr", "--help"])
+@pytest.mark.parametrize("words", ["recipes", "--help"])
 def test_output_that_cannot_be_written_is_one_sentence(words):
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "trustclip", *words.split()]
@@ -235,9 +238,6 @@ def test_ctrl_c_during_an_import_ends_the_command_whatever_the_module_does(tmp_p
 @pytest.fixture
 def failing(monkeypatch):
     """`trustclip COMMAND` whose work is a function that is given."""
-    import signal
-    import types
-
     from trustclip.cli import main as cli
 
     before = signal.getsignal(signal.SIGTERM)
@@ -266,8 +266,6 @@ def damaged_weights():
 
 
 def lost():
-    from trustclip.support.names import TrainingError
-
     raise TrainingError("the weights are not finite")
 
 
@@ -319,7 +317,6 @@ def test_a_bug_keeps_its_traceback(failing, action):
 def test_a_signal_in_any_phase_leaves_with_a_sentence(failing, capsys, command, number):
     """Outside training, where nothing is listening: while libraries are imported, for example."""
     import os
-    import signal
 
     def interrupted():
         os.kill(os.getpid(), getattr(signal, number))

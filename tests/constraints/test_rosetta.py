@@ -14,6 +14,7 @@ import torch
 from extensions.rosetta import page as written
 
 import trustclip as tc
+from trustclip.cli.main import main
 from trustclip.constraints import rosetta
 from trustclip.constraints.gradients import gradient_with_candidates
 from trustclip.constraints.notation import spelled
@@ -224,8 +225,6 @@ def test_the_page_holds_every_row() -> None:
 def test_the_command_lists_every_row(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trustclip.cli.main import main
-
     monkeypatch.setenv("COLUMNS", "400")
     assert main(["methods", "--engines"]) == 0
     shown = capsys.readouterr().out

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 import trustclip as tc
+from trustclip.constraints.twins import ACTOR
 
 #: One advantage for each sequence is what these engines pass.
 OWN_ADVANTAGES = ["advantages by token"]
@@ -109,8 +110,6 @@ def of_verl(mode: str) -> Loss:
     pytest.importorskip("verl.trainer", reason="verl is not installed here: make verl-setup")
     from engines.verl.test_twins import composed, loss_of
 
-    from trustclip.constraints.twins import ACTOR
-
     config, _ = composed({f"{ACTOR}.policy_loss.loss_mode": mode})
 
     def loss(logp, logp_old, advantages, mask):
@@ -131,8 +130,6 @@ def test_verl(mode: str) -> None:
 def test_verl_over_ranks(aggregation: str) -> None:
     pytest.importorskip("verl.trainer", reason="verl is not installed here: make verl-setup")
     from engines.verl.test_twins import composed, loss_of
-
-    from trustclip.constraints.twins import ACTOR
 
     config, _ = composed({f"{ACTOR}.loss_agg_mode": aggregation})
 

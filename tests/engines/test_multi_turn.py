@@ -18,7 +18,7 @@ def example():
 @pytest.fixture(scope="module")
 def trained(example, tmp_path_factory):
     folder = tmp_path_factory.mktemp("turns")
-    return folder, example.main(str(folder))
+    return folder, example.main(str(folder), updates=15)
 
 
 def test_it_learns_and_the_gate_closes(trained):

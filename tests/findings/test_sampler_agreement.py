@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from trustclip.cli.main import main
 from trustclip.constraints.sampler import Pairs
 from trustclip.engines.trl.recording.mismatch import Mismatch
 from trustclip.findings.facts import FEWEST_TOKENS as FEWEST
@@ -153,8 +154,6 @@ def begun(run: RunDirectory, cursor: Any = None) -> Any:
 
 
 def test_doctor_on_recorded_completions(tmp_path, capsys) -> None:
-    from trustclip.cli.main import main
-
     z = logp(logits())
     seen = pairs(logp(logits(), temperature=0.7), logp(logits(), temperature=0.7), z)
     assert seen.entropy is not None
@@ -191,8 +190,6 @@ def test_doctor_on_recorded_completions(tmp_path, capsys) -> None:
     ids=["keys", "lengths", "few"],
 )
 def test_doctor_refuses_other_files(tmp_path, capsys, line, words) -> None:
-    from trustclip.cli.main import main
-
     file = tmp_path / "seen.jsonl"
     file.write_text(json.dumps(line) + "\n")
     assert main(["doctor", "--sampler", str(file)]) == 2
@@ -201,8 +198,6 @@ def test_doctor_refuses_other_files(tmp_path, capsys, line, words) -> None:
 
 @pytest.mark.slow
 def test_doctor_samples_the_first_completions_of_a_recipe(tmp_path, capsys) -> None:
-    from trustclip.cli.main import main
-
     recipe = tmp_path / "r.yaml"
     recipe.write_text(
         "name: t\nmodel: tiny\noutput_dir: " + str(tmp_path / "out") + "\n"

@@ -13,11 +13,13 @@ import pytest
 import torch
 
 import trustclip as tc
+from trustclip.cli.main import main
 from trustclip.constraints.noise import capped_weight, cut_by_noise, effective_share
 from trustclip.constraints.sampler import Pairs
 from trustclip.engines.trl.scoring.floor import WAYS, floor_of, with_floor
 from trustclip.findings.mismatch import damage
 from trustclip.findings.mismatch.agreement import TITLES, compare
+from trustclip.train.settings.stages import DemoSettings
 
 ROOT = Path(__file__).parents[2]
 
@@ -185,8 +187,6 @@ def test_a_bound_inside_the_noise_is_said_and_a_wide_one_is_not() -> None:
 
 
 def test_doctor_tells_what_the_difference_costs(tmp_path, capsys) -> None:
-    from trustclip.cli.main import main
-
     pairs = healthy()
     assert pairs.floor is not None and pairs.completion is not None
     file = tmp_path / "pairs.jsonl"
@@ -211,7 +211,6 @@ def test_a_run_says_that_a_bound_lies_inside_the_noise(tmp_path) -> None:
 
     from trustclip.findings.live.first import FirstCompletions
     from trustclip.train.runs.directory import RunDirectory
-    from trustclip.train.settings.stages import DemoSettings
 
     for name, said in (("gspo", True), ("trpo", False)):
         run = RunDirectory(tmp_path / name, "demo", DemoSettings())

@@ -13,7 +13,7 @@ from trustclip.cli.main import main
 from trustclip.constraints.shadow import label, refusal
 from trustclip.constraints.thresholds import scale_thresholds, thresholds, widest
 from trustclip.findings.suggest import suggest
-from trustclip.logs.tokens import TokenRow, write_tokens
+from trustclip.logs.tokens import TokenRow, token_batch, write_tokens
 from trustclip.logs.watched import watch
 
 
@@ -167,7 +167,6 @@ def test_the_command_says_thresholds_and_twins(log, capsys):
 def recorded(method: tc.Method) -> list[TokenRow]:
     """Rows with what a method did, as a run records it."""
     from trustclip.constraints.loss import gradient
-    from trustclip.logs.tokens import token_batch
 
     found = []
     for row in rows_of():

@@ -1,15 +1,11 @@
 """What runs on a GPU, checked without one: devices, dtypes, and what Python waits for."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-TESTS = Path(__file__).parents[1] / "support"
+from commands import script
 
 #: Most that a call may wait for the GPU; anything else waits for nothing.
 WAITS = {
@@ -24,13 +20,7 @@ WAITS = {
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    path = os.pathsep.join([str(TESTS.parents[1] / "src"), str(TESTS)])
-    done = subprocess.run(
-        [sys.executable, str(TESTS / "fake_cuda_cases.py")],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
+    done = script(Path(__file__).parents[1] / "support" / "fake_cuda_cases.py")
     if done.returncode == 3:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trustclip.head import Head, exact_kl, product, score, selected_logprobs, topk
+from trustclip.head import Head, exact, exact_kl, product, score, selected_logprobs, topk
 
 
 @pytest.fixture
@@ -257,8 +257,6 @@ def test_memory_is_flat_in_the_vocabulary(trained, monkeypatch):
 
 
 def test_exact_kl_holds_a_chunk_of_logits(monkeypatch):
-    from trustclip.head import exact
-
     monkeypatch.setitem(exact.CHUNK_LOGITS, "cpu", 60_000)
     hidden, weight, _, _ = inputs(tokens=100, vocabulary=6000, dtype=torch.float32)
     with Largest() as found:

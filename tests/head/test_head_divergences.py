@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from trustclip.head import Order, bregman_kl, exact, exact_kl, product, score, topk
+from trustclip.head.softmax import Running, fold
 
 
 def dense(new, old, w_new, w_old, order, temperature):
@@ -134,8 +135,6 @@ def test_top_k_out_of_range_and_of_nothing():
 
 def test_half_precision_weights_add_up_to_one():
     """What a GPU makes of the mean: rounded weights over their own sum, not over the exact one."""
-    from trustclip.head.softmax import Running, fold
-
     g = torch.Generator().manual_seed(0)
     weight = torch.randn(5000, 32, generator=g, dtype=torch.float64) * 0.5
     weight[:, 0] = 1  # a direction that shifts all logits together

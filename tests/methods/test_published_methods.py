@@ -14,6 +14,7 @@ from patience import NEVER
 from torch import Tensor
 
 import trustclip as tc
+from trustclip.cli.main import main
 from trustclip.constraints import divergences
 from trustclip.constraints.selection import nth_largest, within_mean
 
@@ -296,8 +297,6 @@ def test_another_name_is_the_method_with_what_it_sets() -> None:
 
 
 def test_an_alias_is_listed_and_taken_by_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    from trustclip.cli.main import main
-
     assert main(["methods"]) == 0
     assert "cfpo is spo(); decoupled_ppo is tis(clip)" in capsys.readouterr().out
     assert main(["bounds", "decoupled_ppo", "--ceiling", "3"]) == 0

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import token_files
-from browser import opened, wait
+from browser import browsing, opened, wait
 from patience import until
 
 import trustclip as tc
@@ -17,6 +17,12 @@ from trustclip.logs.watched import watch
 from trustclip.report.microscope import token_page
 
 READY = "document.documentElement.dataset.tokens === 'ready'"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with browsing() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -57,23 +63,26 @@ def prime_rl(row: TokenRow) -> dict:
     }
 
 
-def test_the_command_puts_several_files_into_one_page(tmp_path, tokens) -> None:
+def test_the_command_puts_several_files_into_one_page(browser, tmp_path, tokens) -> None:
     other, out = tmp_path / "rank_0.jsonl", tmp_path / "page.html"
     other.write_text("\n".join(json.dumps(prime_rl(row)) for row in token_files.made(6)) + "\n")
     assert main(["microscope", str(tokens), str(other), "-o", str(out)]) == 0
-    with opened(out) as tab:
+    with opened(out, browser) as tab:
         wait(tab, READY)
         assert tab.inner_text("#token-status") == "30 of 30 completions."
         tab.select_option("[name=run]", label=other.name)
         wait(tab, "document.querySelector('#token-status').innerText.startsWith('6 of')")
 
 
-def test_nothing_can_leave_the_page(page) -> None:
+def test_nothing_can_leave_the_page(browser, page) -> None:
     text = page.read_text(encoding="utf-8")
     policy = html.unescape(re.search(r'Content-Security-Policy" content="([^"]+)"', text)[1])  # type: ignore[index]
     assert policy.startswith("default-src 'none';") and "connect-src" not in policy
     assert not re.search(r"<(link|script|img|iframe)[^>]+(src|href)=\"(?!data:)", text)
-    with pytest.raises(AssertionError, match="Content Security Policy"), opened(page) as tab:
+    with (
+        pytest.raises(AssertionError, match="Content Security Policy"),
+        opened(page, browser) as tab,
+    ):
         wait(tab, READY)
         sent = tab.evaluate("fetch('https://example.org/').then(() => 'sent', () => 'refused')")
         assert sent == "refused"
@@ -86,10 +95,10 @@ def shares(tab) -> dict[str, tuple[int, float]]:
     return {name: (int(cut.replace(",", "")), float(share)) for name, cut, share, _ in cells}
 
 
-def test_shares_are_those_of_shadows(tokens_page, tokens) -> None:
+def test_shares_are_those_of_shadows(browser, tokens_page, tokens) -> None:
     methods = [tc.method(name) for name in ("clip", "atr", "dppo", "gspo", "dual_clip")]
     want = watch([tokens], methods, tc.method("clip")).metrics
-    with opened(tokens_page) as tab:
+    with opened(tokens_page, browser) as tab:
         wait(tab, READY)
         for name in ("gspo", "dual_clip"):
             tab.select_option("#method-add", name)
@@ -100,8 +109,8 @@ def test_shares_are_those_of_shadows(tokens_page, tokens) -> None:
             assert got[method.name][1] / 100 == pytest.approx(share, abs=6e-4)
 
 
-def test_sliders_move_what_is_cut(tokens_page) -> None:
-    with opened(tokens_page) as tab:
+def test_sliders_move_what_is_cut(browser, tokens_page) -> None:
+    with opened(tokens_page, browser) as tab:
         wait(tab, READY)
         before = shares(tab)["clip"][0]
         exact = tab.locator("input[aria-label='epsilon of clip, exact']")
@@ -112,8 +121,8 @@ def test_sliders_move_what_is_cut(tokens_page) -> None:
         assert 'tc.method("clip", epsilon=0.05)' in tab.inner_text("#methods-used")
 
 
-def test_the_keyboard_walks_the_list_and_a_reader_hears_where_it_is(tokens_page) -> None:
-    with opened(tokens_page) as tab:
+def test_the_keyboard_walks_the_list_and_a_reader_hears_where_it_is(browser, tokens_page) -> None:
+    with opened(tokens_page, browser) as tab:
         wait(tab, READY)
         box = tab.locator("#token-list")
         box.focus()
@@ -131,9 +140,9 @@ def test_the_keyboard_walks_the_list_and_a_reader_hears_where_it_is(tokens_page)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (320, "dark")])
-def test_no_page_is_wider_than_its_window(page, width, scheme) -> None:
+def test_no_page_is_wider_than_its_window(browser, page, width, scheme) -> None:
     size = {"width": width, "height": 800}
-    with opened(page, viewport=size, color_scheme=scheme) as tab:
+    with opened(page, browser, viewport=size, color_scheme=scheme) as tab:
         wait(tab, READY)
         for name in ("dual_clip", "trgppo"):
             tab.select_option("#method-add", name)

@@ -18,7 +18,7 @@ import compared
 import numpy as np
 import pytest
 import yaml
-from synthetic_runs import HOSTILE, Spec, final_of, make_run, make_suite
+from synthetic_runs import HOSTILE, Spec, final_of, make_run, make_suite, undrawn
 
 import trustclip as tc
 from trustclip import stats
@@ -306,8 +306,9 @@ def test_figure_1_jumps_where_the_interval_ends(report):
             assert weights[x] == pytest.approx(x if kept else 0)
 
 
-def test_figure_1_says_who_is_missing_and_why(tmp_path):
+def test_figure_1_says_who_is_missing_and_why(tmp_path, monkeypatch):
     """A method from a file is drawn with consent only; one that goes below 0 is seen."""
+    monkeypatch.setattr("trustclip.report.draw.figures.draw", undrawn)  # other figures
     own = {"name": "wrong_methods:Negated"}
     paths = [make_run(tmp_path / "own", Spec(own)), make_run(tmp_path / "atr", Spec(ATR))]
     with consent():
@@ -571,7 +572,10 @@ def test_a_run_that_has_logged_nothing_gives_no_page_but_what_is_missing(tmp_pat
     assert collect([path]).headline == said
 
 
-def test_the_largest_differences_come_first_and_findings_lead_to_what_shows_them(tmp_path):
+def test_the_largest_differences_come_first_and_findings_lead_to_what_shows_them(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("trustclip.report.draw.figures.draw", undrawn)  # files, and what links them
     gains = {"atr": 1.0, "clip": 0.9, "kl1": 1.1, "kl2": 0.4, "spo": 1.5}
     runs = [
         make_run(tmp_path / name, Spec({"name": name}, gain=gain, k=2, tasks={"amc23": 6}))

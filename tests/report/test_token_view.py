@@ -8,9 +8,10 @@ import zlib
 import numpy as np
 import pytest
 import token_files
-from synthetic_runs import Spec, make_run
+from synthetic_runs import Spec, make_run, undrawn
 
-from trustclip.logs.tokens import TokenRow, read_tokens
+from trustclip.logs.tokens import TokenRow, read_tokens, write_tokens
+from trustclip.report import tokens
 from trustclip.report.build import build
 from trustclip.report.microscope import token_page
 from trustclip.report.tokens import COLUMNS, views
@@ -46,8 +47,6 @@ def test_the_page_holds_the_tokens_in_single_precision(path):
 
 
 def test_of_many_completions_a_sample_is_shown(tmp_path, monkeypatch):
-    from trustclip.report import tokens
-
     path = token_files.write(tmp_path / "many.jsonl", 60)
     monkeypatch.setattr(tokens, "MAX_COMPLETIONS", 10)
     (seen,) = views([("a", path)])["runs"]
@@ -76,15 +75,14 @@ def test_numbers_that_are_not_finite_are_shown_as_unknown(tmp_path):
         "coefficient": [1.0, math.nan],
         "reward": 1e999,
     }
-    from trustclip.logs.tokens import write_tokens
-
     write_tokens(tmp_path / "a.parquet", [TokenRow.of(row)])
     (run,) = views([("a", tmp_path / "a.parquet")])["runs"]
     assert run["rows"][0]["reward"] is None
     assert "</pre>" in token_page([tmp_path / "a.parquet"], "Tokens")
 
 
-def test_the_report_of_a_run_has_its_tokens(tmp_path):
+def test_the_report_of_a_run_has_its_tokens(tmp_path, monkeypatch):
+    monkeypatch.setattr("trustclip.report.draw.figures.draw", undrawn)
     run = make_run(tmp_path / "run", Spec({"name": "clip", "epsilon": 0.1}, steps=8, every=8))
     token_files.write(run / "tokens" / "update-000003.parquet")
     page = build([run], tmp_path / "out")[0].read_text()

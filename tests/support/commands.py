@@ -8,6 +8,7 @@ import atexit
 import gc
 import json
 import os
+import runpy
 import subprocess
 import sys
 import traceback
@@ -23,12 +24,19 @@ EARLY = ("HF_", "TRANSFORMERS_", "TOKENIZERS_", "OMP_", "MKL_", "PYTHON", "CUDA_
 
 def trustclip(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, its output captured."""
-    around = dict(os.environ) if env is None else env
-    if hasattr(os, "fork") and _early(around) == _server()[1]:
-        return _forked(args, around)
-    return subprocess.run(
-        [sys.executable, "-c", CODE, *args], capture_output=True, text=True, env=around
-    )
+    return _ended(("-c", CODE, *args), dict(os.environ) if env is None else env)
+
+
+def script(path: Path) -> subprocess.CompletedProcess[str]:
+    """Run a file of Python to its end, its output captured."""
+    return _ended((str(path),), dict(os.environ))
+
+
+def _ended(args: tuple[str, ...], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Python with arguments, forked where it would import the same."""
+    if hasattr(os, "fork") and _early(env) == _server()[1]:
+        return _forked(args, env)
+    return subprocess.run([sys.executable, *args], capture_output=True, text=True, env=env)
 
 
 def _early(env: dict[str, str]) -> dict[str, str]:
@@ -61,7 +69,7 @@ def _forked(args: tuple[str, ...], env: dict[str, str]) -> subprocess.CompletedP
         print(json.dumps(request), file=process.stdin, flush=True)
         status = int(process.stdout.readline())
         said = [(Path(folder) / name).read_text() for name in ("stdout", "stderr")]
-    return subprocess.CompletedProcess(["trustclip", *args], status, *said)
+    return subprocess.CompletedProcess([sys.executable, *args], status, *said)
 
 
 def _serve() -> dict[str, Any] | None:
@@ -86,13 +94,15 @@ def _take_over(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["where"])
-    sys.argv = ["-c", *request["args"]]
+    sys.argv = request["args"]
 
 
 def import_everything() -> None:
     """Everything heavy that a command imports; a failure is the command's to report."""
     for module in ("torch", "datasets", "trustclip.train.pipeline", "trustclip.train.rl",
-                   "trustclip.train.sft", "trustclip.engines.trl.trainer"):  # fmt: skip
+                   "trustclip.train.sft", "trustclip.train.eval", "trustclip.train.trainers",
+                   "trustclip.engines.trl.trainer", "trustclip.cli.commands.experiments",
+                   "trustclip.cli.commands.evidence"):  # fmt: skip
         try:
             __import__(module)
         except ImportError:
@@ -100,6 +110,10 @@ def import_everything() -> None:
     else:
         from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM  # noqa: F401
         from trl.trainer.sft_trainer import SFTTrainer  # noqa: F401
+
+        from trustclip import methods
+
+        methods()
     gc.freeze()  # collections in the children leave these pages shared
 
 
@@ -108,11 +122,13 @@ if __name__ == "__main__":
     import_everything()
     given = _serve()
     if given is not None:
-        from trustclip.cli.main import main
-
         _take_over(given)
         try:
-            code = main()
+            if sys.argv[0] == "-c":
+                exec(sys.argv.pop(1))
+            else:
+                runpy.run_path(sys.argv[0], run_name="__main__")
+            code = 0
         except SystemExit as left:
             code = left.code if isinstance(left.code, int) else int(left.code is not None)
         except BaseException:

@@ -215,18 +215,19 @@ def random_batch(
     Beyond the first seed there are more, and each has moved by another amount, from far inside of
     any threshold to far beyond it; in the last one, tokens differ in their advantage.
     """
-    torch.manual_seed(7 + seed)
+    random = torch.Generator().manual_seed(7 + seed)
     rows = 24 if seed else 8
-    logp_old = -torch.rand(rows, 11, dtype=torch.float64).exponential_()
+    logp_old = torch.rand(rows, 11, dtype=torch.float64, generator=random)
+    logp_old = -logp_old.exponential_(generator=random)
     size = 10 ** torch.linspace(seed - 4.5, seed - 1.3, rows)[:, None] if seed else 0.35
-    logp = logp_old + size * torch.randn(rows, 11, dtype=torch.float64)
+    logp = logp_old + size * torch.randn(rows, 11, dtype=torch.float64, generator=random)
     advantages = torch.tensor([1.0, -1.0, 0.5, -0.5, 0.0, 2.0, -2.0, 1.0], dtype=torch.float64)
     lengths = torch.tensor([11, 11, 7, 9, 11, 4, 1, 0]).repeat(rows // 8).roll(3 * seed)
     mask = torch.arange(11) < lengths[:, None]
     mask[0, 3] = mask[3, 0] = False
     grid = advantages.repeat(rows // 8)[:, None].expand(rows, 11)
     if seed == SEEDS[-1]:
-        grid = grid * torch.randn(rows, 11, dtype=torch.float64)
+        grid = grid * torch.randn(rows, 11, dtype=torch.float64, generator=random)
     return batch_for(method, logp.to(dtype), logp_old.to(dtype), grid.to(dtype), mask)
 
 

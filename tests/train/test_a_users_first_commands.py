@@ -14,6 +14,7 @@ from test_recipe_files import GOOD
 
 from trustclip.cli.main import main
 from trustclip.cli.options import help_of
+from trustclip.engines.trl.passthrough import complaints
 from trustclip.support.terminal import Terminal, parts
 from trustclip.train.files import with_folder
 from trustclip.train.settings.stages import EvalSettings, RLSettings, SFTSettings
@@ -28,8 +29,6 @@ def recipe(tmp_path_factory) -> Path:
 
 def test_a_misspelt_field_of_trl_may_be_a_setting_of_the_recipe():
     pytest.importorskip("trl")
-    from trustclip.engines.trl.passthrough import complaints
-
     own = {"learning_rate", "use_vllm"}
     found = dict(complaints({"learning_rte": 1, "use_vlm": True, "vllm_mode": "colocat"}, own))
     assert "did you mean the recipe's own `rl.learning_rate`?" in found["learning_rte"]

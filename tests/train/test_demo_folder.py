@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from trustclip.support.lock import only_process
+from trustclip.train import load_model
 from trustclip.train import pipeline as module
 from trustclip.train.files import demo_recipe
 from trustclip.train.runs.directory import RunDirectory
@@ -66,7 +67,5 @@ def test_a_demo_says_what_it_trains_and_where(
 
 
 def test_a_model_is_loaded_by_a_public_name() -> None:
-    from trustclip.train import load_model
-
     model, tokenizer = load_model("tiny", "plain")
     assert model.config.vocab_size == len(tokenizer) and tokenizer.chat_template

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import trustclip as tc
+from trustclip.train.runs.directory import RunDirectory
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -103,7 +104,6 @@ def test_a_judge_scores_and_its_nonsense_does_not_pay():
 def test_own_data_are_read_by_the_recipe_beside_them(tmp_path):
     from trustclip.train.data import recipe_problems
     from trustclip.train.files import load_recipe
-    from trustclip.train.runs.directory import RunDirectory
 
     recipe = load_recipe(loaded("own_data").write(tmp_path / "mine"))
     data = recipe_problems(recipe, RunDirectory(tmp_path / "run", "run", recipe))

@@ -12,6 +12,7 @@ from commands import trustclip
 
 from trustclip.support.consent import consent
 from trustclip.support.jsonl import read_jsonl
+from trustclip.train.files import load_recipe
 from trustclip.train.problems.verify.chosen import (
     RewardError,
     check_columns,
@@ -221,8 +222,6 @@ def test_a_wrong_setting_is_refused(given, words):
     ],
 )  # fmt: skip
 def test_a_reward_that_cannot_be_made_is_refused_with_the_recipe(folder, monkeypatch, given, words):
-    from trustclip.train.files import load_recipe
-
     monkeypatch.chdir(folder)
     (folder / "broken.py").write_text("def r(:\n")
     file = recipe(folder, "refused.yaml")

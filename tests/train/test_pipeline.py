@@ -18,6 +18,7 @@ from trustclip.cli.main import main
 from trustclip.logs.samples import sample_rows
 from trustclip.support.jsonl import read_jsonl
 from trustclip.support.lock import only_process
+from trustclip.train.durable.ranks import Interrupted
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.settings.stages import DemoSettings
 
@@ -235,8 +236,6 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
 
 
 def test_a_signal_while_priming_ends_rl_with_a_sentence(tmp_path, here, capsys, monkeypatch):
-    from trustclip.train.durable.ranks import Interrupted
-
     def interrupted(*_, **__):
         raise Interrupted
 

@@ -13,7 +13,10 @@ from typing import Any, ClassVar
 import pytest
 
 from trustclip.cli.main import main
+from trustclip.support.consent import consent
+from trustclip.train.files import of_run
 from trustclip.train.services import answers, unavailable
+from trustclip.train.settings.stages import RLStage
 
 #: Nothing answers on this port, which belongs to nobody.
 NOWHERE = "http://127.0.0.1:9"
@@ -133,8 +136,6 @@ def test_a_reward_is_made_once_for_a_whole_run(tmp_path, monkeypatch):
         "    def close(self):\n"
         "        Path('closed').open('a').write('x')\n"
     )
-    from trustclip.support.consent import consent
-
     with consent("own.py:Noted"):
         settings = RLSettings(
             model="tiny", dataset="arithmetic", output_dir=tmp_path / "r", reward="own.py:Noted"
@@ -188,7 +189,6 @@ def test_a_vllm_server_that_does_not_answer(tmp_path, monkeypatch, capsys, loads
 def test_a_vllm_server_that_wakes_up_is_awaited(tmp_path, monkeypatch, waking):
     from trustclip.support.terminal import Terminal
     from trustclip.train import services
-    from trustclip.train.settings.stages import RLStage
 
     monkeypatch.setattr(services, "AGAIN", 0.01)
     trl = {"vllm_mode": "server", "vllm_server_base_url": waking}
@@ -204,8 +204,6 @@ def test_a_vllm_server_that_wakes_up_is_awaited(tmp_path, monkeypatch, waking):
 def test_a_run_of_a_release_without_a_setting_goes_on(tmp_path, monkeypatch, capsys, loads):
     """`exclude` came later: such a run did what "none" does now."""
     import yaml
-
-    from trustclip.train.files import of_run
 
     monkeypatch.chdir(tmp_path)
     rl = ["rl", "--preset", "tiny", "--output-dir", "old"]

@@ -14,6 +14,7 @@ from test_ranks import Ended, launched
 
 from trustclip.logs.samples import shards
 from trustclip.support.jsonl import read_jsonl
+from trustclip.support.lock import only_process
 
 pytestmark = pytest.mark.slow
 
@@ -139,8 +140,6 @@ def test_an_evaluation_on_two_ranks_is_that_of_one(tmp_path):
 
 
 def test_a_folder_in_use_is_refused_on_all_ranks(tmp_path):
-    from trustclip.support.lock import only_process
-
     with only_process(tmp_path / "run"):
         pair = Pair(
             tmp_path / "job", *("-m", "trustclip", "rl", "--preset", "tiny"),

@@ -16,6 +16,7 @@ from faults.setups import Setup
 from faults.world import Plan, World
 from patience import NEVER
 
+from trustclip.cli.commands import experiments
 from trustclip.cli.main import main
 from trustclip.support.jsonl import read_jsonl
 from trustclip.train.runs.directory import RunDirectory
@@ -133,7 +134,6 @@ def test_the_run_s_own_cuts_and_moves_are_no_loss(tmp_path, recwarn):
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_command_that_records_outlives_its_output(tmp_path, monkeypatch, capfd, closed):
     """On a disk that is full and stays full, or a stream that is closed: said once, status 0."""
-    from trustclip.cli.commands import experiments
 
     def rl(argv):
         for update in range(3):

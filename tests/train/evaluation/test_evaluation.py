@@ -10,11 +10,13 @@ from rich.console import Console
 
 from trustclip.logs.answers import scores
 from trustclip.support.jsonl import append_jsonl
-from trustclip.train.eval import run_evaluation
+from trustclip.train.eval import open_backend, run_evaluation
 from trustclip.train.evaluation.backends.local import Completion
+from trustclip.train.evaluation.backends.served import Served
 from trustclip.train.evaluation.evaluate import Plan, recover, sample
 from trustclip.train.files import preset
 from trustclip.train.problems.problem import Problem
+from trustclip.train.problems.verify.pool import WorkerPool
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.settings.stages import EvalSettings
 
@@ -82,8 +84,6 @@ def test_rows_and_scores_by_hand():
 
 
 def test_timeouts_are_told_by_row_and_by_task(monkeypatch):
-    from trustclip.train.problems.verify.pool import WorkerPool
-
     def stuck_on_halves(pool, tasks):
         return ["timeout" if "4" in task["answer"] else "wrong" for task in tasks]
 
@@ -156,9 +156,6 @@ def test_only_what_is_missing_is_sampled_again(tmp_path):
 
 
 def test_backends_are_chosen_by_name(tmp_path):
-    from trustclip.train.eval import open_backend
-    from trustclip.train.evaluation.backends.served import Served
-
     asked = EvalSettings(model="any name", tasks="arithmetic", output_dir=tmp_path)
     assert asked.backend == "transformers"
     assert isinstance(open_backend(replace(asked, backend="openai")), Served)

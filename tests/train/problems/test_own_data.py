@@ -7,6 +7,7 @@ import pytest
 from commands import trustclip
 
 from trustclip.train.checks import complaints
+from trustclip.train.data import data_table
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import STYLES
 from trustclip.train.problems.sources import RowSelection, load_problems
@@ -103,8 +104,6 @@ def test_the_command_trains_on_a_part_of_a_split_and_names_mistakes(hub):
 
 
 def test_a_column_of_two_types_is_named(tmp_path, monkeypatch):
-    from trustclip.train.data import data_table
-
     def table(*rows: dict[str, Any]) -> Any:
         problems = [Problem(str(n), "1+1", "2", columns=row) for n, row in enumerate(rows)]
         return data_table(problems, STYLES["plain"])

@@ -96,10 +96,10 @@ def test_no_false_positive_on_adversarial_text(verifier):
 
 def test_hostile_answers_are_bounded_and_leave_their_neighbours_alone(verifier):
     before = verifier.counts["timeout"]
-    right = [rf"\boxed{{\frac{{{2 * k}}}{{{k}}}}}" for k in range(11, 15)]  # each a question
-    texts = [text for pair in zip(hostile(4), right, strict=True) for text in pair]
-    assert verifier.score(["2"] * 8, texts) == [0.0, 1.0] * 4
-    assert verifier.counts["timeout"] - before == 4
+    right = [rf"\boxed{{\frac{{{2 * k}}}{{{k}}}}}" for k in (11, 12)]  # each a question
+    texts = [text for pair in zip(hostile(2), right, strict=True) for text in pair]
+    assert verifier.score(["2"] * 4, texts) == [0.0, 1.0] * 2
+    assert verifier.counts["timeout"] - before == 2
 
 
 def test_equal_questions_are_asked_once_but_counted_each(verifier):

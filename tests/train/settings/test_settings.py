@@ -7,6 +7,7 @@ from trustclip.logs.reader import read_run
 from trustclip.support.checked import checked
 from trustclip.support.jsonl import plain
 from trustclip.support.marks import Neutral, Since, Trl, fields_of, marked
+from trustclip.train.configs import grpo_config
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.settings.stages import (
     OF_COMMAND,
@@ -16,6 +17,7 @@ from trustclip.train.settings.stages import (
     RLStage,
     SFTStage,
 )
+from trustclip.train.trainers import DurableGRPOConfig
 
 #: Settings that have a TRL name and reach it in another form: 0 means that none is saved.
 TRANSLATED = {"save_steps"}
@@ -23,7 +25,6 @@ TRANSLATED = {"save_steps"}
 
 def test_what_is_marked_for_trl_is_what_trl_has():
     from trustclip.engines.trl.upstream import SFTConfig
-    from trustclip.train.trainers import DurableGRPOConfig
 
     ours = set(fields_of(DurableGRPOConfig))
     assert set(marked(RLStage, Trl)) <= ours
@@ -36,7 +37,6 @@ def test_what_is_marked_for_trl_is_what_trl_has():
 
 def test_a_new_setting_is_one_line(tmp_path):
     """It reaches TRL, and its run says of it what its marks say."""
-    from trustclip.train.configs import grpo_config
 
     @checked
     class More(RLStage):

@@ -14,7 +14,7 @@ from patience import until
 from test_suite import Folder
 
 from trustclip.cli.main import main
-from trustclip.train.suite.launchers.slurm import Resources, attend, resources_of
+from trustclip.train.suite.launchers.slurm import Resources, Slurm, attend, resources_of
 
 NO_GPU = {"gpus": 0, "cpus": 1}
 
@@ -90,8 +90,6 @@ def test_a_missing_package_is_told_with_its_remedy(folder, monkeypatch, capsys):
 def test_without_slurm_here_is_told(folder, monkeypatch):
     if importlib.util.find_spec("submitit") is None or shutil.which("sbatch"):
         pytest.skip("needs submitit, and no Slurm")
-    from trustclip.train.suite.launchers.slurm import Slurm
-
     with pytest.raises(ValueError, match="finds no sbatch and srun here"):
         Slurm(Resources())
 

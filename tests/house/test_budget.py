@@ -6,9 +6,9 @@ import structure
 #: Part -> (lines that it may have today, lines that it is on the way to). A ceiling only falls:
 #: whoever takes lines away lowers it, and none is above its goal in the end.
 BUDGETS = {
-    "library": (36_300, 27_000),
-    "train": (13_025, 13_000),
-    "cli": (1_985, 1_700),
+    "library": (36_131, 27_000),
+    "train": (12_980, 13_000),
+    "cli": (1_900, 1_700),
     "lab": (8_500, 8_500),
     "tests": (45_000, 45_000),
 }

@@ -76,6 +76,8 @@ def keys(tree: ast.AST) -> set[str]:
 def test_the_list_of_members_is_complete():
     used = set()
     for path in SOURCES:
+        if path.name == "config.py":
+            continue  # its `self` is no trainer
         tree = ast.parse(path.read_text())
         used |= attributes(tree, "self", "trainer")
         for node in ast.walk(tree):

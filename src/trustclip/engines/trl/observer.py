@@ -150,9 +150,8 @@ class _Observed(Recorded, GRPOTrainer):
     """Mixin in front of a trainer's class; `observe` combines the two."""
 
     method: Method  # with the gradient of this trainer's loss
-    _scored: (
-        Any  # what TRL's last pass over completions gave: log-probabilities and entropies first
-    )
+    #: What TRL's last pass over completions gave: log-probabilities and entropies first.
+    _scored: Any
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)

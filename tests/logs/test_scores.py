@@ -15,6 +15,7 @@ from trustclip import stats
 from trustclip.findings.comparison import Compared
 from trustclip.logs.choice import Choice
 from trustclip.report.build import build
+from trustclip.report.collect import collect
 from trustclip.report.console import print_comparison
 from trustclip.report.planning import print_power
 
@@ -162,6 +163,11 @@ def test_families_are_the_units_and_are_found(tmp_path):
     (by_numbers, _), _ = compared(path, cluster="numbers")
     assert by_column.difference == by_sign.difference == by_numbers.difference
     assert "look like" not in text
+    for cluster, unit in (("", "problem"), ("template", "family")):
+        page = collect([path], choice=Choice(cluster=cluster))
+        notes = [figure.caption for figure in page.figures] + [*page.tables[0].notes]
+        clustered = [note for note in notes if "clustered by" in note]
+        assert len(clustered) > 1 and all(f"by {unit}" in note for note in clustered)
     means = np.zeros((2, 20))
     for row in rows:
         means[int(row["arm"] == "b"), row["template"]] += row["score"] / 40

@@ -177,7 +177,7 @@ class TokenBatch:
         for name, value in values.items():
             tensor = value if name in _WITH_GRADIENT else value.detach()
             object.__setattr__(self, name, zero_masked(tensor, self.mask))
-        if self.readable and (problem := self.not_logarithms()):
+        if readable(self.logp) and (problem := self.not_logarithms()):
             warnings.warn(problem, stacklevel=3)
 
     @classmethod
@@ -258,11 +258,6 @@ class TokenBatch:
                     "are log-densities of continuous actions."
                 )
         return None
-
-    @property
-    def readable(self) -> bool:
-        """Whether numbers can be looked at: on a GPU they would be waited for."""
-        return readable(self.logp)
 
     @property
     def finite(self) -> Tensor:

@@ -14,7 +14,7 @@ from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.batch import Metrics, Surrogate, TokenBatch
 from trustclip.constraints.compiled import constant
 from trustclip.constraints.gates import moves_outward
-from trustclip.constraints.masked import masked_sum, safe_exp, zero_masked
+from trustclip.constraints.masked import masked_sum, readable, safe_exp, zero_masked
 from trustclip.constraints.quantiles import bin_counts, quantile
 
 #: Quadrants by the sign of the advantage and the side of 1 the ratio is on. A ratio of exactly 1
@@ -91,18 +91,16 @@ def token_metrics(
     """
     whole, unmasked = batch, batch.mask
     # A token with a number that is not finite has a NaN in `logp`, and a sum with it is one.
-    if not (batch.readable and batch.logp.sum().isfinite()):
+    if not (readable(batch.logp) and batch.logp.sum().isfinite()):
         batch = replace(batch, mask=batch.finite)
     x, mask = batch.log_ratio, batch.mask
     gated = mask & ~surrogate.kept  # [batch, time]
-    signed = quadrants(batch)
     ratio = zero_masked(safe_exp(x), mask)
     given = {name: getattr(batch, name) for name in ("entropy", "kl_old_new", "kl_new_old")}
     given |= {name: zero_masked(value, mask) for name, value in surrogate.extras.items()}
-    # Each number is added up at once: a tensor that is let go of leaves its memory to the next.
     sums = {
         "gated": gated.count_nonzero(),
-        **{f"gated/{name}": (gated & among).count_nonzero() for name, among in signed.items()},
+        **{f"gated/{k}": (gated & those).count_nonzero() for k, those in quadrants(batch).items()},
         "off_policy": (mask & (x.abs() > ROUNDING)).count_nonzero(),
         "zero_advantage": (mask & (batch.advantages == 0)).count_nonzero(),
         "ratio": ratio.sum(),

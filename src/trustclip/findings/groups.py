@@ -93,6 +93,11 @@ class Group:
         return [run for run in answered if run.finished] or answered
 
     @property
+    def unit(self) -> str:
+        """What intervals and pairs are of: a problem, or a family where problems come in some."""
+        return "family" if any(e.families for e in self.evaluations("final")) else "problem"
+
+    @property
     def partial(self) -> str:
         """Why the scores are not final for all runs, in words; empty if they are."""
         unfinished = [run for run in self.scored if not run.finished]

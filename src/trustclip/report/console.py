@@ -146,7 +146,7 @@ def _heading(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]])
     finals = groups[0].evaluations("final")
     at = f" at update {finals[0].step}" if finals[0].step is not None else ""
     comparisons = by_kind["mean"]
-    by = [] if finals[0].number else ["family" if finals[0].families else "problem"]
+    by = [] if finals[0].number else [groups[0].unit]
     by += ["seed"] if any(c.same_seeds and c.seeds > 1 for c in comparisons) else []
     how = f", paired by {' and '.join(by)}" if by else ""
     tests = sum(c.difference is not None and c.p_holm == c.p_holm for c in comparisons)

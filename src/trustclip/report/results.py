@@ -63,7 +63,8 @@ def single_table(groups: Sequence[Group]) -> Table:
             ]
             rows.append(TableRow(group.label, cells, "ours", _standing(group), group.series))
     notes = [
-        "Brackets hold 95 % intervals, clustered by problem and, with several seeds, also by seed."
+        f"Brackets hold 95 % intervals, clustered by {groups[0].unit} and, with several seeds, "
+        "also by seed."
     ]
     if any(cell.text.endswith(")") for row in rows if row.kind == "ours" for cell in row.cells):
         notes.append(OPTIMISTIC)

@@ -132,8 +132,8 @@ def of_bands(groups: Sequence[Group], marks: Sequence[Mark]) -> str:
     if any(mark.style == "band" for mark in marks):
         seeds = " and seed" * any(len(group.scored) > 1 for group in groups)
         text += (
-            f" Bands are 95 % intervals, clustered by problem{seeds}; they are drawn for up to "
-            f"{BANDS} methods."
+            f" Bands are 95 % intervals, clustered by {groups[0].unit}{seeds}; they are drawn for "
+            f"up to {BANDS} methods."
         )
     if any(group.unsteady for group in groups):
         text += " No band is drawn where some of only a few runs collapsed: it would be wrong."

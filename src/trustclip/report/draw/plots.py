@@ -81,7 +81,7 @@ def forest_figure(groups: Sequence[Group], compared: Sequence[Compared]) -> Figu
         return None
     measured = [c for c in compared if c.difference is not None]
     panels = [_final_panel(scored), *([_difference_panel(scored, measured)] if measured else [])]
-    caption = "Bars are 95 % intervals, clustered by problem"
+    caption = f"Bars are 95 % intervals, clustered by {scored[0].unit}"
     if any(len(group.scored) > 1 for group in scored):
         caption += " and seed"
     if measured:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints.candidates import Candidates
-from trustclip.constraints.masked import choose, readable, widen, zero_masked
+from trustclip.constraints.masked import choose, readable, seen_finite, widen, zero_masked
 from trustclip.constraints.tensors import check_tensor, described, pad, places
 
 #: Log-ratio bounds: one pair of numbers, or tensors with a pair for every token.
@@ -166,8 +166,7 @@ class TokenBatch:
                 )
             broken = choose(among.broken, torch.nan, 0.0, values["logp"])
             object.__setattr__(self, "candidates", among.prepared(self.mask))
-        seen = among is None and readable(self.logp)
-        if not (seen and all(x.detach().sum().isfinite() for x in values.values())):
+        if among is not None or not all(map(seen_finite, values.values())):
             for name, value in values.items():
                 known = value.masked_fill(value.isnan(), 0) if name == "logp_rollout" else value
                 broken = broken + 0 * known.detach()  # 0 times what is not finite is NaN

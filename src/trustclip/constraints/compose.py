@@ -101,7 +101,7 @@ class Composite(Method):
             for name, value in (batch.statistics or {}).items()
             if name.startswith(f"{i}/")
         }
-        return replace(batch, statistics=mine or None)
+        return batch.having(statistics=mine or None)
 
 
 class Weighted(Composite):

@@ -14,7 +14,7 @@ from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.batch import Metrics, Surrogate, TokenBatch
 from trustclip.constraints.compiled import constant
 from trustclip.constraints.gates import moves_outward
-from trustclip.constraints.masked import masked_sum, readable, safe_exp, zero_masked
+from trustclip.constraints.masked import masked_sum, safe_exp, seen_finite, zero_masked
 from trustclip.constraints.quantiles import bin_counts, quantile
 
 #: Quadrants by the sign of the advantage and the side of 1 the ratio is on. A ratio of exactly 1
@@ -90,8 +90,7 @@ def token_metrics(
       (1.0, 2.0)
     """
     whole, unmasked = batch, batch.mask
-    # A token with a number that is not finite has a NaN in `logp`, and a sum with it is one.
-    if not (readable(batch.logp) and batch.logp.sum().isfinite()):
+    if not seen_finite(batch.logp):  # a NaN there tells of one in any other field
         batch = replace(batch, mask=batch.finite)
     x, mask = batch.log_ratio, batch.mask
     gated = mask & ~surrogate.kept  # [batch, time]

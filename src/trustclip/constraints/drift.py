@@ -26,7 +26,7 @@ Which way it points (old policy = sampler; a step along the natural gradient, of
   gate.
 """
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
@@ -111,7 +111,7 @@ def coefficients(method: Method, batch: TokenBatch, candidates: Candidates) -> T
     """`trustclip.coefficient` of each candidate, as if it had been sampled. [batch, time, k]."""
     if method.statistics_over and batch.statistics is None:
         # Of the sampled tokens, here: below the candidates stand in their place.
-        batch = replace(batch, statistics=method.statistics(batch))
+        batch = batch.having(statistics=method.statistics(batch))
     rows, time, k = candidates.logp.shape
     step = max(1, _AT_ONCE // max(1, time * k))
     parts = [_of_rows(method, batch, candidates, slice(i, i + step)) for i in range(0, rows, step)]

@@ -23,10 +23,9 @@ def gradient_with_candidates(method: Method, batch: TokenBatch) -> tuple[Tensor,
       [batch, time, candidates], and the surrogate.
     """
     batch.require(*method.requires)
-    assert batch.candidates is not None
-    leaf = batch.logp.detach().requires_grad_()
-    candidate_leaf = batch.candidates.logp.detach().requires_grad_()
-    candidates = replace(batch.candidates, logp=candidate_leaf)
+    leaf, among = batch.logp.detach().requires_grad_(), batch.given("candidates")
+    candidate_leaf = among.logp.detach().requires_grad_()
+    candidates = replace(among, logp=candidate_leaf)
     with torch.enable_grad():
         surrogate = method.surrogate(replace(batch, logp=leaf, candidates=candidates))
         c, c_candidates = torch.autograd.grad(surrogate.objective.sum(), (leaf, candidate_leaf))

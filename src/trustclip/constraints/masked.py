@@ -24,6 +24,11 @@ def readable(x: Tensor) -> bool:
     return not torch.compiler.is_compiling() and type(x) is Tensor and x.device.type == "cpu"
 
 
+def seen_finite(x: Tensor) -> bool:
+    """Whether every number of ``x`` is finite, where that can be seen; else their sum is not."""
+    return readable(x) and bool(x.detach().sum().isfinite())
+
+
 def within(x: Tensor, most: float) -> bool:
     """Whether no $|x|$ exceeds ``most``, where that can be seen; False over NaN and infinity.
 

@@ -7,7 +7,7 @@ later batches would have been others.
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -150,7 +150,7 @@ class Shadows:
         if not self.methods:
             return
         # Statistics in the batch are those of the acting method.
-        pairs = gradients(self.methods, replace(batch, statistics=None))
+        pairs = gradients(self.methods, batch.having(statistics=None))
         outcomes = [(coefficient, kept), *((c, surrogate.kept) for c, surrogate in pairs)]
         sums = _sums(batch, outcomes)
         before = self._sums

@@ -40,8 +40,7 @@ def per_token_loss(chosen: Method, batch: TokenBatch) -> tuple[Tensor, Surrogate
         c, surrogate = gradient(chosen, batch)  # [batch, time]
         return -(surrogate.objective.detach() + c * _no_value(batch.logp)), surrogate
     c, further, surrogate = gradient_with_candidates(chosen, batch)
-    assert batch.candidates is not None
-    moved = (further * _no_value(batch.candidates.logp)).sum(dim=2)  # [batch, time]
+    moved = (further * _no_value(batch.given("candidates").logp)).sum(dim=2)  # [batch, time]
     return -(surrogate.objective.detach() + c * _no_value(batch.logp) + moved), surrogate
 
 

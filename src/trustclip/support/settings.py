@@ -189,9 +189,9 @@ def _message_of(cls: type, item: ErrorDetails, rules: Rules) -> str:
         if advice := rules.advice(key, allowed):
             return f"unknown key {where!r}: {advice}"
         # Not of whole paths: keys of one section have their beginning in common.
-        near = nearest(key, allowed)
         paths = {name: ".".join([*sections, name]) for name in allowed}
-        return unknown("key", where, paths.values(), paths.get(near or "", ""))
+        near = nearest(key, allowed)
+        return unknown("key", where, paths.values(), paths[near] if near else "")
     if item["type"] in ("missing", "missing_argument"):
         return f"`{where}` is missing."
     if not item["loc"] or item["loc"][-1] in PARTS:  # of all values together, or of a part

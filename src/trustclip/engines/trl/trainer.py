@@ -18,7 +18,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NotRequired
@@ -469,7 +468,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
                 warnings.warn(notice, stacklevel=2)
         # Before the gradient, which reads them; those of a generation came with the inputs.
         if self.method.statistics_over and batch.statistics is None:
-            batch = replace(batch, statistics=self.method.statistics(batch, self._sum))
+            batch = batch.having(statistics=self.method.statistics(batch, self._sum))
         pull = None
         if moves_candidates(self.method):
             # c [batch, time] for the sampled tokens, the other [batch, time, k] for the candidates.

@@ -197,6 +197,24 @@ def test_another_threshold_shows_at_the_token_between_the_two() -> None:
     assert f"sequence {row} of the batch '{batch}': its ratio is" in str(one)
 
 
+@pytest.mark.parametrize(
+    ("meant", "other"),
+    [
+        ("clip(0.2)", "clip(0.22)"),
+        ("atr(0.07)", "atr(0.08)"),
+        ("gspo(0.2, 0.2)", "gspo(0.2, 0.3)"),
+        ("gspo(3e-4, 4e-4)", "gspo(3e-4, 5e-4)"),
+    ],
+)
+def test_a_bound_a_little_further_is_another_gate(meant: str, other: str) -> None:
+    def loss(logp, logp_old, advantages, mask):
+        batch = tc.TokenBatch(logp, logp_old, advantages, mask, density=True)
+        return tc.policy_loss(other, batch).value
+
+    assert [one.cause for one in tc.conform(loss, meant).differences] == ["gate"]
+    assert tc.conform(loss, other)
+
+
 def test_a_loss_of_another_form_is_unexplained() -> None:
     def other(logp, logp_old, advantages, mask):
         return mean(advantages * ratio_of(logp, logp_old).sqrt() * (2 + logp.sin()), mask)

@@ -25,7 +25,7 @@ LossFunction = Callable[..., Tensor]
 #: Two gradients are the same number up to this relative difference, in float32 and in bfloat16.
 _SAME = {torch.float32: 1e-3, torch.bfloat16: 3e-2}
 #: A token this close to an edge of the gate (nats) may fall on either side of it by rounding.
-_AT_EDGE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+_AT_EDGE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 #: A coefficient of this share of the importance-weighted advantage counts as 0.
 _NOTHING = 1e-6
 
@@ -75,9 +75,9 @@ def conform(
     With $g_t$ the derivative of the loss in ``logp`` and $c_t A_t$ the method's `coefficient`, the
     loss conforms if $g_t = -f u_t\, c_t A_t$ at every token of every batch, for one number $f$ and
     the weights $u_t$ of one aggregation. The batches have padding on either side, holes, tokens of
-    probability 1e-11, ratios up to $e^{12}$, sequences of one token and of none, advantages of 0,
-    ratios of exactly 1, and log-probabilities in bfloat16. A loss gets further batches by what it
-    names: see ``loss``.
+    probability 1e-11, ratios up to $e^{12}$, log-ratios 5 % within and beyond each bound of the
+    method, sequences of one token and of none, advantages of 0, ratios of exactly 1, and
+    log-probabilities in bfloat16. A loss gets further batches by what it names: see ``loss``.
 
     Args:
       loss: a function that wraps the trainer's. It names the fields of `TokenBatch` that it takes

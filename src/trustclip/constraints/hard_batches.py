@@ -72,6 +72,8 @@ def cases(method: Method) -> list[Case]:
         "no advantage": (x, old, alike * (row % 2), end),
         "advantages by token": (x, old, noise(rows, columns), end),
     }
+    if (beside := _beside_bounds(method, old)) is not None:
+        tokens["beside the bounds"] = (beside, old, (-1.0) ** row.expand_as(old), end)
     half = torch.bfloat16
     return [
         *(_case(name, method, *given) for name, given in tokens.items()),
@@ -81,6 +83,25 @@ def cases(method: Method) -> list[Case]:
         _case("two ranks", method, x, old, alike, end)._replace(parts=2),
         _case("three ranks", method, x, old, alike, end)._replace(parts=3),  # 3, 3 and 2 sequences
     ]
+
+
+def _beside_bounds(method: Method, logp_old: Tensor) -> Tensor | None:
+    """Log-ratios a little within and beyond each bound of a gate; None where it states no bounds.
+
+    They are the same along a sequence, so that a gate of tokens, of prefixes and of sequences each
+    stand beside their bound.
+    """
+    try:
+        low, high = method.log_interval(logp_old.exp())
+    except ValueError:
+        return None
+    row = torch.arange(len(logp_old))[:, None]
+    upper, beyond = row >= 4, row % 4 >= 2
+    bound = torch.where(upper, torch.as_tensor(high), torch.as_tensor(low)).expand_as(logp_old)
+    bound = bound.double().nan_to_num(posinf=1.0, neginf=-1.0)
+    # Tokens within 1e-5 nats of an edge are not compared.
+    apart = (0.05 * bound.abs()).clamp(min=5e-5)
+    return torch.where(upper == beyond, bound + apart, bound - apart)
 
 
 def _without_sampler(case: Case) -> Case:

@@ -221,7 +221,7 @@ class Runs:
 
     def _process(self, game: Game, fault: Fault | None, *, may_refuse: bool = False) -> bool:
         """One process and the power cut behind it; whether the run is finished when it ends."""
-        plan = Faults(fault, game.dice)
+        plan, before = Faults(fault, game.dice), files(self._run).get("metrics.jsonl")
         game.last = []
         try:
             with self._inside(game, plan):
@@ -244,7 +244,9 @@ class Runs:
         self.counts[f"fault: {fault.kind}" if plan.happened and fault else "undisturbed"] += 1
         game.story.append(f"{plan.happened or 'nothing'}: {end}")
         self._cut_power(game, plan, finished=finished)
-        if end == "stopped and saved" and (left := not_saved(self._run)):
+        # One that is stopped before it trains leaves the rows that the next one cuts back.
+        trained = files(self._run).get("metrics.jsonl") != before
+        if end == "stopped and saved" and trained and (left := not_saved(self._run)):
             raise game.lost(left)
         return finished
 

@@ -195,17 +195,6 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(store, name):
     assert newest == store.path(16) and load(newest) == 16
 
 
-def test_a_manifest_may_be_as_large_as_the_limit(store, monkeypatch):
-    largest = (store.path(24) / "manifest.json").stat().st_size
-    monkeypatch.setattr(checkpoints, "_MAX_JSON", largest)
-    verify(store.path(24))
-    monkeypatch.setattr(checkpoints, "_MAX_JSON", largest - 1)
-    with pytest.raises(
-        CheckpointError, match=r"manifest\.json is larger than a manifest can be\.$"
-    ):
-        verify(store.path(24))
-
-
 def test_where_all_are_damaged_nothing_is_overwritten(store):
     for step in store.steps():
         flip(store.path(step) / "state.safetensors")
@@ -215,7 +204,6 @@ def test_where_all_are_damaged_nothing_is_overwritten(store):
     assert [first, *rest] == ["step-000024", "step-000016", "step-000008"]
     began = f"no checkpoint in {store.folder} can be used: {store.folder}"
     assert str(error.value).startswith(began)
-    assert ". /" in str(error.value) and "XX" not in str(error.value)  # one sentence for each
     assert str(error.value).endswith(". Move this folder away to train from the start.")
     assert store.steps() == [8, 16, 24]
 
@@ -344,15 +332,14 @@ def test_the_first_start_is_remembered(tmp_path):
     assert store.origin(lambda: {"metrics.jsonl": 99}) == {"metrics.jsonl": 5}
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, lambda p: p.write_text("{"), flip])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda p: p.write_text("{")])
 def test_a_damaged_start_is_restored_from_the_checkpoints(store, damage):
     before = store.newest()
     damage(store.folder / "start.json")
-    if damage is not flip:
-        assert store.origin(dict) == {"metrics.jsonl": 7}
-        assert store.newest() == before
-        write(store, 32)
-        assert store.newest() == store.path(32)
+    assert store.origin(dict) == {"metrics.jsonl": 7}
+    assert store.newest() == before
+    write(store, 32)
+    assert store.newest() == store.path(32)
 
 
 def test_a_damaged_start_without_checkpoints_is_refused(tmp_path):

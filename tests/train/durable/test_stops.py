@@ -162,6 +162,21 @@ def test_what_was_noted_since_the_last_update_is_taken_back(tmp_path, monkeypatc
     assert [row["step"] for row in trainer.state.log_history if "begun" in row] == [0, 1]
 
 
+class Asked(TrainerCallback):
+    """Asks the run to stop behind the step of the optimizer in its second update."""
+
+    def on_optimizer_step(self, args, state, control, **_):
+        if state.global_step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_request_after_the_optimizers_step_saves_that_update(tmp_path):
+    trainer = grpo(tmp_path, **{"method": "clip", **schedule(1, 2, 1), "max_steps": 3, **SPARSE})
+    trainer.add_callback(Asked())
+    assert trainer.train_durably() is False
+    assert [file.name for file in (tmp_path / "checkpoints").glob("step-*")] == ["step-000002"]
+
+
 # -- signals ---------------------------------------------------------------------------------------
 
 

@@ -136,7 +136,11 @@ def noticed(asked: tuple[Bug, dict[str, int]]) -> Notice:
 
 
 def failing_test(name: str) -> str:
-    """The first test of a file, or of a name, that fails; nothing where all pass."""
+    """The first test of a file, or of a name, that fails; nothing where all pass.
+
+    Raises:
+      PlantError: there is no such test.
+    """
     import pytest
 
     class Plugin:
@@ -150,6 +154,8 @@ def failing_test(name: str) -> str:
     os.chdir(ROOT)
     with contextlib.redirect_stdout(StringIO()), contextlib.redirect_stderr(StringIO()):
         status = pytest.main([*options, f"tests/{name}"], plugins=[plugin])
+    if status in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
+        raise PlantError(f"there is no test {name}")
     return plugin.failed or (f"{name}: status {int(status)}" if status else "")
 
 

@@ -91,9 +91,13 @@ def test_bounds_keep_twelve_digits_from_tiny_thresholds_to_huge_ones(name: str) 
     """Moved by 1e-12 of itself, a bound is inside on one side and outside on the other."""
     f, (_, bounds_of) = exact_generator(name), MEASURES[name]
     with localcontext(prec=50):
-        for delta in (1e-14, 3e-11, 1e-8, 1e-3, 0.07, 0.9, 20.0, 700.0):
-            for x in bounds_of(delta):
+        for delta in (1e-14, 3e-11, 1e-8, 1e-3, 0.07, 0.9, 1.0, 2.0, 20.0, 700.0):
+            low, high = bounds_of(delta)
+            assert low < 0 < high < math.inf
+            for x in (low, high):
                 if math.isfinite(x):
                     e = Decimal(x) * Decimal("1e-12")
                     within = [f((Decimal(x) + by).exp()) for by in (-e, e)]
                     assert within[0] <= delta <= within[1], (delta, x)
+                else:  # no ratio is too small
+                    assert f(Decimal("1e-40")) <= delta, delta

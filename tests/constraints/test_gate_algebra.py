@@ -210,6 +210,18 @@ def test_ratios_of_any_size() -> None:
         assert grad.tolist() == pytest.approx([0, 1, math.exp(40), 0, 0, NAN], nan_ok=True)
 
 
+def test_a_ratio_is_the_same_whatever_stands_beside_it_and_wherever_it_is() -> None:
+    """The limit is left out where a look at the numbers shows that none needs it."""
+    x = torch.tensor([-1e9, -40.5, -40.0, 0.0, 40.0, 40.5, 1e9], dtype=torch.float64)
+    wanted = x.clamp(max=40).exp()
+    for first, last in itertools.combinations(range(len(x) + 1), 2):
+        assert torch.equal(masked.safe_exp(x[first:last]), wanted[first:last])
+    assert torch.equal(torch.compile(masked.safe_exp, backend="eager")(x), wanted)
+    assert masked.safe_exp(x.to("meta")).shape == x.shape
+    assert masked.within(x[2:5], 40) and not masked.within(x[1:5], 40)
+    assert masked.seen_finite(x) and not masked.seen_finite(x.log())
+
+
 def test_types_are_widened_and_kept() -> None:
     half, single, double = (
         torch.zeros(2, dtype=d) for d in (torch.bfloat16, torch.float32, torch.float64)

@@ -14,10 +14,6 @@ import trustclip as tc
 from trustclip.constraints import intervals
 
 
-def is_k3(delta: float) -> intervals.Bounds:
-    return intervals.ratios(intervals.log_is_k3(delta))
-
-
 def doubles(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
@@ -125,15 +121,6 @@ def test_thresholds_that_differ_from_token_to_token() -> None:
         low, high = function(each)
         want = doubles(*(x for delta in each.tolist() for x in function(delta))).view(3, 2)
         torch.testing.assert_close(torch.stack((low, high), -1), want, rtol=1e-15, atol=0)
-
-
-# Identities ------------------------------------------------------------------------------------
-
-
-def test_is_k3_has_no_lower_bound_from_threshold_one_on() -> None:
-    assert is_k3(1.0)[0] == 0
-    assert is_k3(3.0)[0] == 0
-    assert is_k3(0.999)[0] > 0
 
 
 # tc.interval -----------------------------------------------------------------------------------

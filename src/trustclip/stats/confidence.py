@@ -320,6 +320,11 @@ class RunSummary:
         """Summary from a std with divisor `runs`, numpy's default."""
         return cls(mean, std * sqrt(runs / (runs - 1)), runs)
 
+    @property
+    def variance(self) -> Variance:
+        """Variance of the mean over runs."""
+        return Variance(self.std**2 / self.runs, self.runs - 1)
+
     def interval(self, level: float = 0.95) -> Interval:
         """Student's interval of the mean over runs."""
         half = t_quantile(level, self.runs - 1) * self.std / sqrt(self.runs)

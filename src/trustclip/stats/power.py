@@ -20,7 +20,6 @@ from trustclip.stats.scores import (
     Strata,
     Tally,
     benchmarks,
-    by_family,
     macro_weights,
     strata_groups,
     tally,
@@ -88,19 +87,17 @@ def required(
       >>> print(f"{found.detectable:.3f} {found.limit}")
       0.033 samples
     """
-    scores_a, scores_b = paired_scores(a, b, k)
+    scores_a, scores_b, groups = paired_scores(a, b, strata, k)
     tallies = [tally(a), tally(b)]
-    of_problems = strata_groups(benchmarks(strata), scores_a.shape[1])
-    seeds = min(scores_a.shape[0], scores_b.shape[0])
-    have = min(int(t.total.min()) for t in tallies), scores_a.shape[1], seeds
-    (scores_a, tasks), (scores_b, _) = by_family(scores_a, strata), by_family(scores_b, strata)
-    groups = strata_groups(tasks, scores_a.shape[1])
+    problems, seeds = tallies[0].total.shape[1], min(len(scores_a), len(scores_b))
+    have = min(int(t.total.min()) for t in tallies), problems, seeds
     v = difference_variance(scores_a, scores_b, groups, same_seeds)
     if isnan(v.total) or seeds == 2:
         return Required(*have, limit="seeds" if seeds == 2 else "problems")
     of_seeds = max(v.seeds - v.cross, 0.0)
     of_rest = v.total - of_seeds
     parts: dict[Limit, float] = {"seeds": of_seeds, "problems": of_rest}
+    of_problems = strata_groups(benchmarks(strata), problems)
     drawn = [sampling_variance(one, of_problems) / one.total.shape[0] for one in tallies]
     sampling = nan if k else sum(drawn)
     if not isnan(sampling):

@@ -169,20 +169,21 @@ def compare(groups: Sequence[Group], kind: str = "mean") -> list[Compared]:
     pairs = [pair for pair in _at_one_k(pairs) if not pair.without(kind)]
     differences = [None if pair.obstacle else pair.difference(kind) for pair in pairs]
     counted = [None if pair.obstacle else pair.with_lost(kind) for pair in pairs]
-    adjusted = _holm(differences)
+    adjusted = holm(differences)
     family = sum(one is not None for one in differences)
     found = [
         _comparison(pair, kind, difference, p, family)
         for pair, difference, p in zip(pairs, differences, adjusted, strict=True)
     ]
-    again = _holm([second or first for first, second in zip(differences, counted, strict=True)])
+    again = holm([second or first for first, second in zip(differences, counted, strict=True)])
     return [
         one if second is None else _with_lost(one, second, p)
         for one, second, p in zip(found, counted, again, strict=True)
     ]
 
 
-def _holm(differences: Sequence[stats.Difference | None]) -> list[float]:
+def holm(differences: Sequence[stats.Difference | None]) -> list[float]:
+    """Their p-values after Holm's correction; nan where there is no difference."""
     return stats.holm([nan if one is None else one.p for one in differences]).tolist()
 
 

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trustclip.findings.evaluated import answers_of
 from trustclip.findings.facts import ALIKE, FAMILIES
 from trustclip.findings.finding import Finding
 from trustclip.findings.groups import Group, by_setting
+from trustclip.findings.scores import answers_of
 from trustclip.logs.answers import usual
 from trustclip.logs.choice import NUMBER
 from trustclip.logs.identity import flat

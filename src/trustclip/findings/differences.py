@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 
 from trustclip import stats
 from trustclip.findings import start
-from trustclip.findings.comparison import Compared, gain
+from trustclip.findings.comparison import Compared, gain, significant
 from trustclip.findings.conditions import families, unequal_samples, unlike, unlike_settings
 from trustclip.findings.course import Course
-from trustclip.findings.evaluated import collapsed, mean_of
 from trustclip.findings.facts import ALPHA, EACH, ENOUGH_RUNS, LEVEL, SHOWN
 from trustclip.findings.finding import Finding
 from trustclip.findings.groups import Estimate, Group, by_setting, names, trained_on
 from trustclip.findings.learning import Learning
 from trustclip.findings.run import of_run
+from trustclip.findings.scores import collapsed, mean_of
 from trustclip.logs.run import Run
 from trustclip.support.text import bracket, join_words, percent, signed, title_of
 
@@ -87,8 +87,7 @@ def differing(
     in_area = [
         name
         for name, way in zip(names(groups), ways, strict=True)
-        if way is not None and way.area_minus and (p := way.area_minus["p_holm"]) is not None
-        if p <= ALPHA
+        if way is not None and way.area_minus and significant(way.area_minus.p)
     ]
     scores = {title_of(by_pass[0].metric) if by_pass else "": in_pass,
               "the area under the learning curve": in_area}  # fmt: skip

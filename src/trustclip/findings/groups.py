@@ -12,8 +12,8 @@ from trustclip import stats
 from trustclip.constraints.base import Method, methods
 from trustclip.constraints.registry import interval
 from trustclip.findings.course import Course
-from trustclip.findings.evaluated import answers_of, collapsed
 from trustclip.findings.facts import ENOUGH_RUNS
+from trustclip.findings.scores import answers_of, collapsed
 from trustclip.logs.answers import whole
 from trustclip.logs.identity import flat
 from trustclip.logs.reader import Evaluation, Run

@@ -30,7 +30,7 @@ SUBJECTS: tuple[Subject, ...] = (
     sampler.of_run,
     movement.drift,
     signals.of_run,
-    scores.of_run,
+    lambda course: scores.of_run(course.run),
     shadows.of_run,
     lambda course: _notices(course.run),
 )

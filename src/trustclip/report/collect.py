@@ -15,7 +15,6 @@ from trustclip.logs.score_files import read_all
 from trustclip.report import results
 from trustclip.report.draw import budget, curves, mismatch, plots, swept
 from trustclip.report.draw.marks import Figure
-from trustclip.report.learning import table_of
 from trustclip.report.tables import Table
 
 Item = TypeVar("Item")
@@ -118,6 +117,7 @@ def collect(
     sweeps = [*swept.swept_figures(groups, by_mean), *swept.sweep_figures(groups)]
     reaches = threshold(groups, reaches)
     ways = learning(groups, reaches)
+    learned = _some(results.learning_table(groups, ways, reaches))
     by_run = differences.findings_by_run(groups)
     return Report(
         groups=groups,
@@ -130,7 +130,12 @@ def collect(
         sections=[
             Section("scores", "Scores", _some(plots.forest_figure(groups, by_mean)), tables),
             Section("constraint", "Constraint", _some(plots.constraint_figure(groups))),
-            Section("training", "Training", training, _some(table_of(groups, ways, reaches))),
+            Section(
+                "training",
+                "Training",
+                training,
+                _some(results.learning_table(groups, ways, reaches)),
+            ),
             Section("sweep", "Sweep", sweeps),
             Section("budget", "Samples and K", _for_each(groups, budget.budget_figure)),
             Section("gate", "Gate", gate),

@@ -1,12 +1,15 @@
-"""The tables of a report: scores of every group, their differences, and their shadows."""
+"""The tables of a report: scores of every group, differences, learning curves, and shadows."""
 
 import math
 from collections.abc import Iterator, Sequence
 
-from trustclip.findings.comparison import Compared
+from trustclip.findings.comparison import Compared, significant
+from trustclip.findings.facts import LEFT
 from trustclip.findings.groups import Estimate, Group, by_setting, names
+from trustclip.findings.learning import Learning
 from trustclip.findings.shadows import Matrix, matrix, mean_metrics
 from trustclip.report.tables import NOTHING, Cell, Table, TableRow
+from trustclip.stats import Difference, Interval
 from trustclip.support.text import bracket, percent, signed, title_of
 
 #: Headings of benchmarks, by the name of their task.
@@ -179,6 +182,58 @@ def p_text(p: float | None) -> str:
       ('0.041', '< 0.001', '-')
     """
     return "-" if p is None or p != p else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def learning_table(
+    groups: Sequence[Group], curves: Sequence[Learning | None], reaches: float | None
+) -> Table | None:
+    """A row for each group of a report that has a learning curve; None of a single run."""
+    if sum(len(group.runs) for group in groups) < 2 or not any(curves):
+        return None
+    rows = []
+    for name, group, curve in zip(names(groups), groups, curves, strict=True):
+        if curve is not None:
+            note = f"{len(group.scored)} seeds" if len(group.scored) > 1 else ""
+            rows.append(TableRow(name, _learned(curve), note=note, series=group.series))
+    head = [("area", ["mean", "difference", "p (Holm)"]), ("", ["collapsed"])]
+    notes = [
+        "Area is the mean score of a run on its way, in percent: the area under the learning curve "
+        "of Mean@K, divided by its length (trapezoidal rule over the updates of all evaluations). "
+        "Differences are to the reference, and p is corrected for all of them (Holm). Collapsed "
+        f"is the share of runs that ended below {percent(LEFT, 0)} % of their best "
+        "evaluation, in percent. Brackets hold 95 % intervals: of areas as of final scores, of "
+        "rates Clopper and Pearson's."
+    ]
+    if reaches is not None:
+        head += [(f"to {percent(reaches, 0)} %", ["reached", "updates", "difference", "p (Holm)"])]
+        notes.append(
+            f"Reached is the share of runs that an evaluation found at {percent(reaches, 0)} % or "
+            "more, in percent. Updates are counted until the first such evaluation, or to the end "
+            "of a run that never got there (restricted mean); intervals are over seeds, and seeds "
+            "are paired in the differences."
+        )
+    return Table("learning", "Learning curves", "method", head, rows, notes)
+
+
+def _learned(curve: Learning) -> list[Cell]:
+    cells = [_number(curve.area), *_changed(curve.area_minus), _number(curve.collapsed)]
+    if curve.reached is not None:
+        cells += [_number(curve.reached), _number(curve.time, 0.01)]
+        cells += _changed(curve.time_minus, 0.01)
+    return cells
+
+
+def _number(number: Interval | Difference | None, unit: float = 1.0) -> Cell:
+    """A number with its interval in percent, in this unit: as it is in one of 0.01."""
+    if number is None:
+        return NOTHING
+    return Cell(percent(number.value * unit), bracket(number.low * unit, number.high * unit))
+
+
+def _changed(change: Difference | None, unit: float = 1.0) -> list[Cell]:
+    if change is None:
+        return [NOTHING, NOTHING]
+    return [_number(change, unit), Cell(p_text(change.p), strong=significant(change.p))]
 
 
 def shadow_tables(groups: Sequence[Group]) -> list[Table]:

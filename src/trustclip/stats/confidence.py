@@ -38,8 +38,8 @@ class Interval:
     """
 
     value: float
-    low: float
-    high: float
+    low: float = nan
+    high: float = nan
 
 
 @dataclass(frozen=True)

@@ -127,8 +127,8 @@ def paired_difference(
     if np.isnan(quantile):
         return Difference(value, nan, nan, p)
     if (few := min(len(scores_a), len(scores_b))) > 1:
-        of_runs = _of_runs(value, variance, few, same_seeds, level)
-        p, low, high = max(p, of_runs.p), of_runs.low - value, of_runs.high - value
+        half, of_runs = _of_runs(value, variance, few, same_seeds, level)
+        p, low, high = max(p, of_runs), -half, half
     else:
         low, high = _bootstrap_bounds(d, groups, quantile, resamples, rng)
     low, high = _widened(low, high, d, groups, level)
@@ -260,7 +260,9 @@ def paired_runs(differences: RunSummary, level: float = 0.95) -> Difference:
       >>> print(f"{result.value:.2f} [{result.low:.3f}, {result.high:.3f}] p={result.p:.3f}")
       0.02 [0.007, 0.033] p=0.016
     """
-    return _student(differences.mean, differences.variance, level)
+    mean = differences.mean
+    half, p = _student(mean, differences.variance, level)
+    return Difference(mean, mean - half, mean + half, p)
 
 
 def runs_difference(
@@ -278,25 +280,27 @@ def runs_difference(
     value, few = float(np.mean(a) - np.mean(b)), min(len(a), len(b))
     if few == 1:
         return Difference(value, nan, nan, nan)
-    return _of_runs(value, runs_variance(a, b, same_seeds), few, same_seeds, level)
+    half, p = _of_runs(value, runs_variance(a, b, same_seeds), few, same_seeds, level)
+    return Difference(value, value - half, value + half, p)
 
 
 def _of_runs(
     value: float, variance: Variance, few: int, same_seeds: bool, level: float
-) -> Difference:
-    """`_student` of several runs each, ``few`` of the model that has fewer; no bounds for two."""
-    found = _student(value, variance, level)
-    if few > 2:
-        return found
-    exchanged = OF_TWO_PAIRS if same_seeds else OF_TWO_AND_TWO
-    return Difference(value, nan, nan, max(found.p, exchanged))
+) -> tuple[float, float]:
+    """As `_student`, of several runs each, ``few`` of the model that has fewer.
+
+    Two runs give no interval, and p is no less than that of exchanging them.
+    """
+    half, p = _student(value, variance, level)
+    if few == 2:
+        return nan, max(p, OF_TWO_PAIRS if same_seeds else OF_TWO_AND_TWO)
+    return half, p
 
 
-def _student(value: float, variance: Variance, level: float) -> Difference:
-    """Student's interval and test of a difference of this variance."""
+def _student(value: float, variance: Variance, level: float) -> tuple[float, float]:
+    """Half the width of Student's interval of a difference of this variance, and its p."""
     half = t_quantile(level, variance.freedom) * sqrt(variance.total)
-    p = 2 * chance_below(-abs(value), variance)
-    return Difference(value, value - half, value + half, p)
+    return half, 2 * chance_below(-abs(value), variance)
 
 
 def chance_below(distance: float, variance: Variance) -> float:
@@ -334,7 +338,8 @@ def welch(a: RunSummary, b: RunSummary, level: float = 0.95) -> Difference:
     value, variance = a.mean - b.mean, _welch_variance(a, b)
     if variance.total == 0:
         return Difference(value, nan, nan, nan)
-    return _student(value, variance, level)
+    half, p = _student(value, variance, level)
+    return Difference(value, value - half, value + half, p)
 
 
 def holm(p_values: ArrayLike) -> Floats:

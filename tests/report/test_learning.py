@@ -11,11 +11,16 @@ from synthetic_runs import Spec, make_suite
 from trustclip import stats
 from trustclip.findings.groups import group_runs
 from trustclip.findings.learning import (
-    Learning, area_of, learning, tallies, threshold, time_of
+    Learning,
+    area_of,
+    learning,
+    tallies,
+    threshold,
+    time_of,
 )  # fmt: skip
 from trustclip.logs.reader import read_runs
-from trustclip.report.build import build
 from trustclip.report.collect import collect
+from trustclip.report.page import build
 from trustclip.stats import curves
 
 ATR = {"name": "atr", "delta": 0.07}

@@ -12,9 +12,8 @@ from synthetic_runs import Spec, make_run, undrawn
 
 from trustclip.logs.tokens import TokenRow, read_tokens, write_tokens
 from trustclip.report import tokens
-from trustclip.report.build import build
-from trustclip.report.microscope import token_page
-from trustclip.report.tokens import COLUMNS, views
+from trustclip.report.microscope import COLUMNS, token_page, views
+from trustclip.report.page import build
 
 
 @pytest.fixture(scope="module")

@@ -212,10 +212,10 @@ def shared_answers(
     return [[answers[key] for key in keys] for answers in flat], places
 
 
-def group_runs(runs: Sequence[Run], reference: str | None = None) -> list[Group]:
+def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Groups in the order of their first runs, labelled, coloured, with a reference per setting.
 
-    The reference is that of this label; else the suite's, or the first.
+    The reference is the suite's, or the first.
     """
     by_identity: dict[str, list[Run]] = {}
     for run in runs:
@@ -228,8 +228,7 @@ def group_runs(runs: Sequence[Run], reference: str | None = None) -> list[Group]
         for label, runs in zip(labels, members, strict=True)
     ]
     for here in by_setting(groups).values():
-        candidates = [g for g in here if g.label == reference]
-        chosen = (candidates or [g for g in here if _is_suites_reference(g)] or here)[0]
+        chosen = next((group for group in here if _is_suites_reference(group)), here[0])
         groups[groups.index(chosen)] = replace(chosen, is_reference=True)
     return groups
 

@@ -79,10 +79,7 @@ def _many(count: int, noun: str) -> str:
 
 
 def collect(
-    paths: Sequence[Path],
-    reference: str | None = None,
-    reaches: float | None = None,
-    choice: Choice | None = None,
+    paths: Sequence[Path], reaches: float | None = None, choice: Choice | None = None
 ) -> Report:
     """Read run directories, or scores of other programs, and make the contents of their report.
 
@@ -92,7 +89,7 @@ def collect(
     if not paths:
         raise ValueError("a report needs at least one run directory.")
     runs = read_all(paths, choice or Choice())
-    groups = group_runs(runs, reference)
+    groups = group_runs(runs)
     by_mean, by_pass = compare(groups, "mean"), compare(groups, "pass")
     tables = [results.single_table(groups)] if results.columns(groups) else []
     tables += _some(
@@ -130,12 +127,7 @@ def collect(
         sections=[
             Section("scores", "Scores", _some(plots.forest_figure(groups, by_mean)), tables),
             Section("constraint", "Constraint", _some(plots.constraint_figure(groups))),
-            Section(
-                "training",
-                "Training",
-                training,
-                _some(results.learning_table(groups, ways, reaches)),
-            ),
+            Section("training", "Training", training, learned),
             Section("sweep", "Sweep", sweeps),
             Section("budget", "Samples and K", _for_each(groups, budget.budget_figure)),
             Section("gate", "Gate", gate),

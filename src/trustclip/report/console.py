@@ -1,8 +1,10 @@
-"""Runs against each other on the console: ``trustclip compare``."""
+"""``trustclip compare``: runs against each other, in words, JSON, LaTeX and a figure."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -16,9 +18,11 @@ from trustclip.findings.run import of_run
 from trustclip.logs.choice import Choice
 from trustclip.logs.reader import Run, find, read_run
 from trustclip.logs.score_files import own_paths, read_all
-from trustclip.report.compared import as_json, as_latex, draw
+from trustclip.report.draw.plots import forest_figure
 from trustclip.report.results import p_text
-from trustclip.support.names import some
+from trustclip.report.tables import latex_text
+from trustclip.support.jsonl import plain, write_bytes
+from trustclip.support.names import some, unknown
 from trustclip.support.terminal import print_table
 from trustclip.support.text import bracket, one_line, percent, title_of
 
@@ -63,11 +67,11 @@ def print_comparison(
     notes = [f"{run.path}: {remark}." for run in runs for remark in run.remarks]
     notes += [caution.text for caution in cautions(groups, comparisons)]
     if figure is not None:
-        draw(groups, by_kind["mean"], figure)
+        _draw(groups, by_kind["mean"], figure)
     if form == "json":
-        console.print(as_json(groups, comparisons, notes), soft_wrap=True, highlight=False)
+        console.print(_as_json(groups, comparisons, notes), soft_wrap=True, highlight=False)
     elif form == "latex":
-        console.print(as_latex(comparisons), soft_wrap=True, highlight=False)
+        console.print(_as_latex(comparisons), soft_wrap=True, highlight=False)
     else:
         console.print(_heading(groups, by_kind), highlight=False)
         print_table(console, _table(groups, by_kind), keys=3)
@@ -196,6 +200,64 @@ def _estimate(group: Group, task: str | None, metric: str) -> Estimate | None:
     if metric in group.metrics:
         return group.estimate(task, metric)
     return pass_estimate(group, task, int(metric.partition("@")[2]))
+
+
+def _as_json(groups: Sequence[Group], comparisons: Sequence[Compared], notes: Sequence[str]) -> str:
+    """Scores and comparisons, in shares of 1; null where a number is not known."""
+    scores = [
+        {"arm": group.label, "score": metric, "runs": len(group.scored), **vars(estimate)}
+        for group in groups
+        for metric in group.metrics
+        if (estimate := group.estimate(None, metric)) is not None
+    ]
+    found = {
+        "reference": groups[0].label,
+        "scores": scores,
+        "comparisons": [_of(one) for one in comparisons],
+        "notes": [*notes],
+    }
+    return json.dumps(plain(found), indent=2, ensure_ascii=False)
+
+
+def _of(one: Compared) -> dict[str, Any]:
+    return {
+        "score": one.metric,
+        "arm": one.group.label,
+        "runs": one.seeds,
+        "paired_by_seed": one.same_seeds,
+        "difference": one.difference,
+        "p_holm": one.p_holm,
+        "detectable": one.detectable,
+        "lost_counted_as_wrong": one.counted,
+        "resolved": one.resolved,
+        "verdict": one.verdict,
+    }
+
+
+def _as_latex(comparisons: Sequence[Compared]) -> str:
+    """A row for each comparison: arm, score, runs, difference with its interval, corrected p."""
+    rows = ["% arm & score & runs & difference [95 % interval], points & p (Holm)"]
+    for one in comparisons:
+        gap = "-" if one.difference is None else points(one.difference)
+        cells = [one.group.label, title_of(one.metric), str(one.seeds), gap, p_text(one.p_holm)]
+        rows.append(" & ".join(map(latex_text, cells)) + r" \\")
+    return "\n".join(rows)
+
+
+def _draw(groups: Sequence[Group], compared: Sequence[Compared], path: Path) -> None:
+    """Draw scores and differences with their intervals into a file, SVG or PDF.
+
+    Raises:
+      ValueError: the file has another ending.
+    """
+    if path.suffix not in (".svg", ".pdf"):
+        raise ValueError(unknown("kind of figure", path.suffix, (".svg", ".pdf")))
+    from trustclip.report.draw import figures
+
+    figure = forest_figure(groups, compared)
+    assert figure is not None  # runs without a score are refused before
+    picture = figures.draw(figure)
+    write_bytes(path, picture.svg.encode() if path.suffix == ".svg" else picture.pdf)
 
 
 def explain(folder: Path) -> list[str]:

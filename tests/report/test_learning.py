@@ -10,14 +10,7 @@ from synthetic_runs import Spec, make_suite
 
 from trustclip import stats
 from trustclip.findings.groups import group_runs
-from trustclip.findings.learning import (
-    Learning,
-    area_of,
-    learning,
-    tallies,
-    threshold,
-    time_of,
-)  # fmt: skip
+from trustclip.findings.learning import Learning, area_of, learning, tallies, threshold, time_of
 from trustclip.logs.reader import read_runs
 from trustclip.report.collect import collect
 from trustclip.report.page import build

@@ -13,7 +13,7 @@ from trustclip.findings.comparison import Compared, compare, difference_on, poin
 from trustclip.findings.conditions import require_equal_problems
 from trustclip.findings.differences import cautions
 from trustclip.findings.facts import LEVEL
-from trustclip.findings.groups import Estimate, Group, group_runs, names, pass_estimate
+from trustclip.findings.groups import Estimate, Group, group_runs, names, of_answers
 from trustclip.findings.run import of_run
 from trustclip.logs.choice import Choice
 from trustclip.logs.reader import Run, find, read_run
@@ -21,6 +21,7 @@ from trustclip.logs.score_files import own_paths, read_all
 from trustclip.report.draw.plots import forest_figure
 from trustclip.report.results import p_text
 from trustclip.report.tables import latex_text
+from trustclip.stats import Interval
 from trustclip.support.jsonl import plain, write_bytes
 from trustclip.support.names import some, unknown
 from trustclip.support.terminal import print_table
@@ -195,11 +196,12 @@ def _metric(group: Group, kind: str, comparisons: Sequence[Compared]) -> str:
     return next(iter(compared), None) or group.metrics[0 if kind == "mean" else 1]
 
 
-def _estimate(group: Group, task: str | None, metric: str) -> Estimate | None:
+def _estimate(group: Group, task: str | None, metric: str) -> Estimate | Interval | None:
     """The score of a group, also of a k below its number of samples."""
     if metric in group.metrics:
         return group.estimate(task, metric)
-    return pass_estimate(group, task, int(metric.partition("@")[2]))
+    found = of_answers(group.evaluations("final"), task, metric)
+    return Interval(found.value) if found is not None and group.unsteady else found
 
 
 def _as_json(groups: Sequence[Group], comparisons: Sequence[Compared], notes: Sequence[str]) -> str:

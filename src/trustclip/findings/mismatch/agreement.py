@@ -299,8 +299,9 @@ def damage(pairs: Pairs, length: int) -> str:
     v = variance(d)
     return (
         f"At {length:,} tokens, completions with a weight for the whole completion count like "
-        f"{percent(effective_share(v, length))} of their number (effective sample size), and their weights, capped at {CAP:g}, "
-        f"have the mean {capped_weight(v, length, CAP):.2g} instead of 1."
+        f"{percent(effective_share(v, length))} of their number (effective sample size), and their "
+        f"weights, capped at {CAP:g}, have the mean {capped_weight(v, length, CAP):.2g} instead of "
+        "1."
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from trustclip import stats
 from trustclip.findings.facts import LEVEL, LOST
-from trustclip.findings.groups import Group, common_seeds, shared_answers
+from trustclip.findings.groups import Group, common_seeds, names, shared_answers
 from trustclip.logs.answers import usual, whole
 from trustclip.logs.reader import Evaluation, Run
 from trustclip.stats.differences import runs_difference
@@ -20,6 +20,7 @@ class Compared:
     """One group compared with the reference of its setting, on common seeds if there are any.
 
     Args:
+      name: of the group, unique among those that are compared.
       metric: ``"mean@8"``; ``"mean@K"`` where the groups of the setting have different numbers of
         samples; ``"pass@4"`` with the fewest samples of any of them.
       seeds: runs of the group, and as a rule of the reference, in the comparison.
@@ -47,6 +48,7 @@ class Compared:
     detectable: float = nan
     counted: stats.Difference | None = None
     disputed: bool = False
+    name: str = ""
 
     @property
     def resolved(self) -> bool:
@@ -177,10 +179,12 @@ def compare(groups: Sequence[Group], kind: str = "mean") -> list[Compared]:
         for pair, difference, p in zip(pairs, differences, adjusted, strict=True)
     ]
     again = holm([second or first for first, second in zip(differences, counted, strict=True)])
-    return [
+    found = [
         one if second is None else _with_lost(one, second, p)
         for one, second, p in zip(found, counted, again, strict=True)
     ]
+    labels = names([pair.group for pair in pairs])
+    return [replace(one, name=name) for one, name in zip(found, labels, strict=True)]
 
 
 def holm(differences: Sequence[stats.Difference | None]) -> list[float]:
@@ -230,15 +234,15 @@ def _comparison(
 ) -> Compared:
     if difference is None:
         return Compared(pair.group, pair.reference, kind, 0, None, None, nan, pair.obstacle)
-    names = (pair.group.label, pair.reference.label)
+    arms = (pair.group.label, pair.reference.label)
     level = 1 - (1 - LEVEL) / family
     detectable = nan
     if pair.identical:
-        sentence = f"identical to {names[1]}, completion by completion"
+        sentence = f"identical to {arms[1]}, completion by completion"
     else:
         budget = pair.required(kind, level)
         detectable = budget.detectable
-        sentence = stats.verdict(replace(difference, p=p), budget, names=names, level=LEVEL)
+        sentence = stats.verdict(replace(difference, p=p), budget, names=arms, level=LEVEL)
     return Compared(
         pair.group, pair.reference, pair.metric(kind), pair.many, pair.step, difference, p,
         sentence, pair.same_seeds, pair.identical, detectable,

@@ -56,7 +56,9 @@ def headline(
     signs = [sign.text for group in groups for run in group.runs for sign in start.of_run(run)]
     scored = [group for group in groups if group.scored]
     if scored and (change := gain(scored[0])):
-        return " ".join([_sentence(_gain_sentence(scored[0])), *signs[: change.p > ALPHA]])
+        return " ".join(
+            [_sentence(_gain_sentence(scored[0], change)), *signs[: not significant(change.p)]]
+        )
     if scored and (e := scored[0].estimate(None, scored[0].metrics[0])):
         return _sentence(_level(scored[0], e))
     if all(run.log for group in groups for run in group.runs):
@@ -82,8 +84,7 @@ def differing(
     groups: Sequence[Group], by_pass: Sequence[Compared], ways: Sequence[Learning | None]
 ) -> list[str]:
     """Which groups differ from their reference in Pass@K, and in area, after the correction."""
-    labels = _labels(by_pass)
-    in_pass = [labels[id(c)] for c in by_pass if c.resolved]
+    in_pass = [c.name for c in by_pass if c.resolved]
     in_area = [
         name
         for name, way in zip(names(groups), ways, strict=True)
@@ -96,9 +97,8 @@ def differing(
 
 def _of_comparisons(compared: Sequence[Compared]) -> str:
     reference, metric = compared[0].reference.label, title_of(compared[0].metric)
-    labels = _labels(compared)
     higher, lower = ([c for c in compared if c.resolved and _gap(c) * sign > 0] for sign in (1, -1))
-    gaps = join_words([f"{_points(c)} points for {labels[id(c)]}" for c in compared[:SHOWN]])
+    gaps = join_words([f"{_points(c)} points for {c.name}" for c in compared[:SHOWN]])
     gaps = f"{metric} differs from that of {reference} by {gaps}"
     if all(c.seeds == 1 and not c.identical for c in compared):
         return f"One run of each cannot compare the methods: {gaps}."
@@ -113,20 +113,14 @@ def _of_comparisons(compared: Sequence[Compared]) -> str:
         return f"{others[0].group.label} does not differ {score} in these runs."
     parts = []
     if lower:
-        those = join_words([labels[id(c)] for c in lower])
+        those = join_words([c.name for c in lower])
         parts.append(f"{reference} has a higher {metric} than {those}")
     if higher:
-        those = join_words([labels[id(c)] for c in higher])
+        those = join_words([c.name for c in higher])
         which = "one" if lower else metric
         verb = "have" if len(higher) > 1 else "has"
         parts.append(f"{those} {verb} a higher {which} than {reference}")
     return "; ".join(parts) + "."
-
-
-def _labels(compared: Sequence[Compared]) -> dict[int, str]:
-    """Name of each comparison's group, by the comparison's id."""
-    labels = names([c.group for c in compared])
-    return {id(c): name for c, name in zip(compared, labels, strict=True)}
 
 
 def of_groups(
@@ -146,27 +140,27 @@ def of_groups(
 
 
 def _comparisons(compared: Sequence[Compared]) -> Iterator[Finding]:
-    measured, labels = [c for c in compared if c.difference is not None], _labels(compared)
+    measured = [c for c in compared if c.difference is not None]
     measured.sort(key=lambda c: -abs(_gap(c)))  # the largest first
     resolved = [c for c in measured if c.resolved]
     if len(resolved) == 1:
         (c,) = resolved
-        where = "" if labels[id(c)] == c.group.label else f"{labels[id(c)]}: "
+        where = "" if c.name == c.group.label else f"{c.name}: "
         text = f"{_at(c)}{where}{_sentence(c.verdict + _pairing(measured))}"
         yield Finding("scores/difference", "note", text, {"difference": _gap(c), "p": c.p_holm})
     elif resolved:
-        gaps = join_words([f"{labels[id(c)]} {_points(c)}" for c in resolved])
+        gaps = join_words([f"{c.name} {_points(c)}" for c in resolved])
         text = f"Differences to {resolved[0].reference.label} are significant: {gaps} points (p ≤ "
         family = f"{ALPHA} after Holm's correction for {len(measured)} comparisons"
-        evidence, text = {labels[id(c)]: _gap(c) for c in resolved}, text + family
+        evidence, text = {c.name: _gap(c) for c in resolved}, text + family
         yield Finding("scores/difference", "note", f"{text}{_pairing(measured)}).", evidence)
     for c in [c for c in measured if not c.resolved][:EACH]:
-        text = f"{_at(c)}{labels[id(c)]} ({_points(c)} points): {_sentence(c.verdict)}"
+        text = f"{_at(c)}{c.name} ({_points(c)} points): {_sentence(c.verdict)}"
         kind = "identical" if c.identical else "disputed" if c.disputed else "inconclusive"
         yield Finding(f"scores/{kind}", "note", text, {"difference": _gap(c), "p": c.p_holm})
     for c in compared:
         if c.difference is None:
-            text = f"{labels[id(c)]} is {_sentence(c.verdict)}"
+            text = f"{c.name} is {_sentence(c.verdict)}"
             yield Finding("comparison/obstacle", "warning", text)
 
 
@@ -176,7 +170,7 @@ def _gains(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[Fi
     gains = [(n, g, d) for n, g in each if g.scored and (d := gain(g))][1 if in_headline else 0 :]
     gains.sort(key=lambda one: -abs(one[2].value))
     if len(gains) == 1:
-        yield Finding("scores/gain", "note", _sentence(_gain_sentence(gains[0][1])))
+        yield Finding("scores/gain", "note", _sentence(_gain_sentence(*gains[0][1:])))
     elif gains:
         metric = title_of(gains[0][1].metrics[0])
         parts = "; ".join(
@@ -187,12 +181,12 @@ def _gains(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[Fi
         yield Finding("scores/gain", "note", text, {name: d.value for name, _, d in gains})
 
 
-def _gain_sentence(group: Group) -> str:
-    difference, metric = gain(group), group.metrics[0]
+def _gain_sentence(group: Group, difference: stats.Difference) -> str:
+    metric = group.metrics[0]
     before, after = (group.estimate(None, metric, moment) for moment in ("initial", "final"))
-    assert difference is not None and before is not None and after is not None
+    assert before is not None and after is not None
     interval = bracket(difference.low, difference.high)
-    unclear = not difference.p <= ALPHA
+    unclear = not significant(difference.p)
     verb = "moved" if unclear else "raised" if difference.value > 0 else "lowered"
     chance = ", which is not significant" if unclear else ""
     if before.value == after.value:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -212,28 +211,24 @@ def _as_json(groups: Sequence[Group], comparisons: Sequence[Compared], notes: Se
         for metric in group.metrics
         if (estimate := group.estimate(None, metric)) is not None
     ]
-    found = {
-        "reference": groups[0].label,
-        "scores": scores,
-        "comparisons": [_of(one) for one in comparisons],
-        "notes": [*notes],
-    }
-    return json.dumps(plain(found), indent=2, ensure_ascii=False)
-
-
-def _of(one: Compared) -> dict[str, Any]:
-    return {
-        "score": one.metric,
-        "arm": one.group.label,
-        "runs": one.seeds,
-        "paired_by_seed": one.same_seeds,
-        "difference": one.difference,
-        "p_holm": one.p_holm,
-        "detectable": one.detectable,
-        "lost_counted_as_wrong": one.counted,
-        "resolved": one.resolved,
-        "verdict": one.verdict,
-    }
+    found = [
+        {
+            "score": one.metric,
+            "arm": one.group.label,
+            "runs": one.seeds,
+            "paired_by_seed": one.same_seeds,
+            "difference": one.difference,
+            "p_holm": one.p_holm,
+            "detectable": one.detectable,
+            "lost_counted_as_wrong": one.counted,
+            "resolved": one.resolved,
+            "verdict": one.verdict,
+        }
+        for one in comparisons
+    ]
+    reference = groups[0].label
+    whole = {"reference": reference, "scores": scores, "comparisons": found, "notes": [*notes]}
+    return json.dumps(plain(whole), indent=2, ensure_ascii=False)
 
 
 def _as_latex(comparisons: Sequence[Compared]) -> str:

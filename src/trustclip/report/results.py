@@ -144,7 +144,7 @@ def comparison_table(compared: Sequence[Compared], key: str) -> Table | None:
         return None
     metric = next((c.metric for c in compared if c.difference is not None), compared[0].metric)
     rows = []
-    for label, c in zip(names([c.group for c in compared]), compared, strict=True):
+    for c in compared:
         d = c.difference
         numbers = [NOTHING] * 4
         if d is not None:
@@ -158,7 +158,7 @@ def comparison_table(compared: Sequence[Compared], key: str) -> Table | None:
         parts = [f"{c.seeds} seeds"] if c.seeds > 1 else []
         parts += [f"at update {c.step}"] if c.step is not None else []
         note = ", ".join(parts)
-        rows.append(TableRow(label, [*numbers, Cell(c.verdict)], "ours", note, c.group.series))
+        rows.append(TableRow(c.name, [*numbers, Cell(c.verdict)], "ours", note, c.group.series))
     paired = "problem and seed" if any(c.seeds > 1 for c in compared) else "problem"
     family = len([c for c in compared if c.difference is not None])
     many = f"{family} comparison{'s' * (family != 1)}"
@@ -252,9 +252,9 @@ def _measures(overlap: Matrix, group: Group, number: int) -> Table:
     rows = [TableRow(_numbered(0, overlap.names[0]), cells, note="acting", series=group.series)]
     for i, name in enumerate(overlap.names[1:], start=1):
         precision, recall = overlap.of_acting(i)
-        cosine = overlap.cosine[0][i]
+        cosine = overlap.cosine[0, i]
         cells = [_share(overlap.gated[i]), _share(precision, 1), _share(recall, 1)]
-        cells.append(_share(overlap.jaccard[0][i], 1))
+        cells.append(_share(overlap.jaccard[0, i], 1))
         cells.append(Cell("-" if math.isnan(cosine) else f"{cosine:.3f}"))
         rows.append(TableRow(_numbered(i, name), cells))
     head = ["cut %", "precision %", "recall %", "Jaccard %", "cosine of updates"]

@@ -23,7 +23,7 @@ from trustclip.constraints.noise import capped_weight, cut_by_noise, effective_s
 from trustclip.constraints.sampler import Pairs
 from trustclip.findings import facts
 from trustclip.findings.finding import Finding
-from trustclip.findings.mismatch.traces import Growth, Traces, cause_of, likely, traces_of
+from trustclip.findings.mismatch.traces import Growth, Traces, cause_of, likely
 from trustclip.findings.rows import percent
 
 
@@ -51,7 +51,7 @@ def compare(pairs: Pairs) -> Finding:
             f"a comparison needs at least {facts.FEWEST_TOKENS} tokens, got {len(pairs.trainer)}: "
             "raise the number of completions, or their length."
         )
-    traces = traces_of(pairs)
+    traces = Traces(pairs)
     cause = cause_of(traces)
     # The largest mean with which training can go on. Weights a few updates old have a tail as
     # routing has, on top of more than half precision makes.

@@ -1,6 +1,6 @@
 """The report as files: a page, one self-contained HTML file; its tables and its figures."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,6 @@ from trustclip.constraints.registry import method
 from trustclip.findings.differences import RunFindings
 from trustclip.findings.groups import Group
 from trustclip.logs.choice import Choice
-from trustclip.logs.reader import Run
 from trustclip.logs.recognise import holds_tokens
 from trustclip.logs.samples import COLUMNS, MAX_CHARACTERS, page_rows
 from trustclip.logs.score_files import own_paths
@@ -173,9 +172,10 @@ def _as_yaml(record: dict[str, Any]) -> str:
 def _tokens(report: Report) -> dict[str, Any]:
     return tokens_data(
         [
-            (name, run.path)
-            for name, run in _named_runs(report)
-            if (run.log and run.log.tokens) or any(Inside(run.path).files(f"{TOKENS}/*.parquet"))
+            (entry.name, entry.run.path)
+            for entry in report.by_run
+            if (entry.run.log and entry.run.log.tokens)
+            or any(Inside(entry.run.path).files(f"{TOKENS}/*.parquet"))
         ],
         {_method_of(group): group.series % len(PALETTE) for group in report.groups},
     )
@@ -188,24 +188,17 @@ def _method_of(group: Group) -> str:
     return chosen.name if chosen is not None and known else group.label
 
 
-def _named_runs(report: Report) -> Iterator[tuple[str, Run]]:
-    for group in report.groups:
-        for run in group.runs:
-            yield f"{group.label}, seed {run.seed}" if len(group.runs) > 1 else group.label, run
-
-
 def _samples(report: Report) -> dict[str, Any]:
     problems: dict[str, int] = {}
-    by_name = [*_named_runs(report)]
-    share = MAX_CHARACTERS // max(len(by_name), 1)
+    share = MAX_CHARACTERS // max(len(report.by_run), 1)
     runs = [
         {
-            "name": name,
-            "model": run.model,
-            "total": len(run.samples.places),
-            "rows": page_rows(run.path, run.samples, share, problems),
+            "name": entry.name,
+            "model": entry.run.model,
+            "total": len(entry.run.samples.places),
+            "rows": page_rows(entry.run.path, entry.run.samples, share, problems),
         }
-        for name, run in by_name
+        for entry in report.by_run
     ]
     return {
         "columns": COLUMNS,

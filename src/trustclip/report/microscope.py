@@ -30,7 +30,6 @@ SCRIPTS = ("gates.js.j2", "microscope.js.j2")
 #: What the sample is: `benchmarks/microscope_sample.py`.
 SAMPLE = "a sample: SmolLM2-135M on word sums, trained with atr, with a sampler of int8 weights"
 
-
 #: Maximum number of completions, and of their tokens, in a page.
 MAX_COMPLETIONS, MAX_TOKENS = 2000, 1_000_000
 #: Numbers of a token in the page.
@@ -85,12 +84,26 @@ def _dials(chosen: Method, numbers: Mapping[str, Sequence[float]]) -> Iterator[d
 def tokens_data(
     runs: Sequence[tuple[str, Path]], colours: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """What a page with tokens holds: see `views`, and the methods.
+    """What a page with tokens holds: the recorded tokens of runs, of many a sample; and methods.
 
-    ``colours`` are places in the palette of methods that the page has drawn already.
+    Each run has its name on the page, and its file or folder of tokens; or its run directory, whose
+    problems and gold answers are joined. ``colours`` are places in the palette of methods that the
+    page has drawn already.
+
+    Raises:
+      ValueError: there are no tokens, or a row is not as `trustclip.logs.tokens` says.
     """
-    offered = {"methods": applicable_methods(), "chosen": CHOSEN, "colours": dict(colours or {})}
-    return {**views(runs), **offered}
+    texts: Texts = {}
+    content = bytearray()
+    return {
+        "columns": COLUMNS,
+        "runs": [_view(path, name, texts, content, len(runs)) for name, path in runs],
+        "texts": [[*text] for text in texts],
+        "tokens": base64.b64encode(zlib.compress(content, 6)).decode(),
+        "methods": applicable_methods(),
+        "chosen": CHOSEN,
+        "colours": dict(colours or {}),
+    }
 
 
 def token_page(paths: Sequence[Path], title: str) -> str:
@@ -113,32 +126,13 @@ def token_page(paths: Sequence[Path], title: str) -> str:
     )
 
 
-def views(named: Sequence[tuple[str, Path]]) -> dict[str, Any]:
-    """The recorded tokens of runs, for the page; of many, a sample.
-
-    Each has its name there, and its file or folder of tokens; or its run directory, whose problems
-    and gold answers are joined.
-
-    Raises:
-      ValueError: there are no tokens, or a row is not as `trustclip.logs.tokens` says.
-    """
-    texts: Texts = {}
-    content = bytearray()
-    runs = [_view(path, name, texts, content, len(named)) for name, path in named]
-    tokens = base64.b64encode(zlib.compress(content, 6)).decode()
-    return {
-        "columns": COLUMNS,
-        "runs": runs,
-        "texts": [[*text] for text in texts],
-        "tokens": tokens,
-    }
-
-
 def _view(path: Path, name: str, texts: Texts, content: bytearray, share: int) -> dict[str, Any]:
+    (source,) = sources([path])
+    problems = problems_in(path) if source != path else {}
     places, total = max(MAX_COMPLETIONS // share, 1), 0
-    chosen: list[tuple[int, tuple[TokenRow, dict[str, Any]]]] = []
+    chosen: list[tuple[int, TokenRow]] = []
     random = np.random.default_rng(0)
-    for row in _completions(path):
+    for row in token_rows(source):
         # Each completion ends up in the page with the same probability, in one pass.
         place = total if total < places else int(random.integers(total + 1))
         if place < places:
@@ -146,22 +140,14 @@ def _view(path: Path, name: str, texts: Texts, content: bytearray, share: int) -
         total += 1
     chosen.sort(key=lambda pair: pair[0])
     room, rows = MAX_TOKENS // share, []
-    for _, (row, about) in chosen:
+    for _, row in chosen:
         room -= len(row.logp)
         if room < 0:
             break
         content += _pack(row, texts)
-        rows.append(_facts(row) | about)
-    return {"name": name, "total": total, "rows": rows}
-
-
-def _completions(path: Path) -> Iterator[tuple[TokenRow, dict[str, Any]]]:
-    """Each completion of a run or of a file of tokens, and what it is about."""
-    (source,) = sources([path])
-    problems = problems_in(path) if source != path else {}
-    for row in token_rows(source):
         problem, gold = problems.get((row.generated, row.index), (None, None))
-        yield row, {"problem": problem, "gold": gold}
+        rows.append({**_facts(row), "problem": problem, "gold": gold})
+    return {"name": name, "total": total, "rows": rows}
 
 
 def problems_in(run: Path) -> dict[tuple[Any, Any], tuple[str, str | None]]:

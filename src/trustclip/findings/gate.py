@@ -77,7 +77,7 @@ def _state(course: Course) -> Iterator[Finding]:
             f"The constraint was inert: its gate closed on no token{updates}, so training was the "
             "same as without a constraint.",
             evidence,
-            f"for a constraint that acts, tighten the threshold{_acting_threshold(course)}.",
+            _acting_threshold(course),
         )
     else:
         yield _acting(course, "gate", "closed on at least one token", "logged update")
@@ -107,8 +107,7 @@ def _acting(course: Course, noun: str, verb: str, row: str) -> Finding:
         )
     evidence = {"gated": cut}
     if seldom:
-        advice = f"for a constraint that acts, tighten the threshold{_acting_threshold(course)}."
-        return Finding("gate/seldom", "warning", text, evidence, advice)
+        return Finding("gate/seldom", "warning", text, evidence, _acting_threshold(course))
     if cut <= OFTEN:
         return Finding("gate/acted", "ok", text, evidence)
     if course.rose:
@@ -288,19 +287,20 @@ def describe_words(words: Words, ranking: Sequence[tuple[str | int, float]]) -> 
 
 
 def _acting_threshold(course: Course) -> str:
-    """A threshold that would have acted, from the observed ratios."""
+    """Advice to take a threshold that would have acted, from the observed ratios."""
+    advice = "for a constraint that acts, tighten the threshold"
     if course.log is not None:
-        return ""
+        return f"{advice}."
     low, high = (values(course.full, f"ratio_q{q}") for q in ("01", "99"))
     if not (low and high):
-        return ": use the controller target_gate to cut a chosen share of tokens"
+        return f"{advice}: use the controller target_gate to cut a chosen share of tokens."
     delta = min(
         divergences.k3(torch.tensor(log(fmean(bound)), dtype=torch.float64)).item()
         for bound in (low, high)
     )
     return (
-        f": atr with delta {delta:.2g} would cut about 1 % of tokens, and the controller "
-        "target_gate finds the threshold for a chosen share"
+        f"{advice}: atr with delta {delta:.2g} would cut about 1 % of tokens, and the controller "
+        "target_gate finds the threshold for a chosen share."
     )
 
 

@@ -91,8 +91,8 @@ def collect(
     runs = read_all(paths, choice or Choice())
     groups = group_runs(runs)
     by_mean, by_pass = compare(groups, "mean"), compare(groups, "pass")
-    tables = [results.single_table(groups)] if results.columns(groups) else []
-    tables += _some(
+    tables = _some(
+        results.single_table(groups),
         results.repeated_table(groups),
         results.comparison_table(by_mean, "mean-differences"),
         results.comparison_table(by_pass, "pass-differences"),

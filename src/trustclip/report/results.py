@@ -46,9 +46,11 @@ def estimate(group: Group, column: Column, moment: str, tasks: Sequence[str]) ->
     return group.estimate(task, metric, moment) if task is not None or complete else None
 
 
-def single_table(groups: Sequence[Group]) -> Table:
+def single_table(groups: Sequence[Group]) -> Table | None:
     """Scores before training, at the end and at best: the paper's Table 2 for these runs."""
     cols, tasks = columns(groups), tasks_of(groups)
+    if not cols:
+        return None
     rows: list[TableRow] = []
     settings = by_setting(groups)
     for setting, here in settings.items():

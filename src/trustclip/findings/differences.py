@@ -298,14 +298,12 @@ def _few_seeds(trained: Sequence[Group]) -> Iterator[Finding]:
     single = [group for group in trained if len(group.scored) == 1]
     if single and len(trained) > 1:
         which = "Every method was" if len(single) == len(trained) else f"{len(single)} methods were"
-        yield Finding(
-            "comparison/one_seed",
-            "warning",
+        text = (
             f"{which} trained once. Another seed may give another order: a difference says which "
-            "run scored higher, not which method does.",
-            {"seeds": 1},
-            f"to compare methods, train each from {stats.FEW_SEEDS} seeds or more.",
+            "run scored higher, not which method does."
         )
+        advice = f"to compare methods, train each from {stats.FEW_SEEDS} seeds or more."
+        yield Finding("comparison/one_seed", "warning", text, {"seeds": 1}, advice)
     several = [len(group.scored) for group in trained if 1 < len(group.scored) < stats.FEW_SEEDS]
     if not several:
         return

@@ -55,14 +55,12 @@ def _state(course: Course) -> Iterator[Finding]:
     if not course.full:
         yield _no_metrics(course)
     elif off and not any(off):
-        yield Finding(
-            "gate/ratio_1",
-            "fault",
+        text = (
             "The constraint was inert: every token had ratio 1, where no constraint on the ratio "
-            "can act.",
-            {**evidence, "off_policy": 0.0},
-            "set num_iterations or steps_per_generation to 2 or more, so that ratios leave 1.",
+            "can act."
         )
+        advice = "set num_iterations or steps_per_generation to 2 or more, so that ratios leave 1."
+        yield Finding("gate/ratio_1", "fault", text, {**evidence, "off_policy": 0.0}, advice)
     elif not course.cuts:
         text = "This method cuts no token; it gives tokens other weights."
         if off:
@@ -71,14 +69,11 @@ def _state(course: Course) -> Iterator[Finding]:
         yield Finding("gate/weights", "note", text, evidence)
     elif not any(shares.values()):
         updates = f" in {_count(len(shares), 'logged update')}"
-        yield Finding(
-            "gate/never",
-            "fault",
+        text = (
             f"The constraint was inert: its gate closed on no token{updates}, so training was the "
-            "same as without a constraint.",
-            evidence,
-            _acting_threshold(course),
+            "same as without a constraint."
         )
+        yield Finding("gate/never", "fault", text, evidence, _acting_threshold(course))
     else:
         yield _acting(course, "gate", "closed on at least one token", "logged update")
 
@@ -316,14 +311,13 @@ def _threshold(rows: Sequence[Row]) -> Iterator[Finding]:
         yield Finding("gate/threshold", "note", text, {f"threshold/{name}": series[-1]})
         limited = values(rows, f"threshold/{name}/at_limit")
         if limited and fmean(limited) > AT_LIMIT:
-            yield Finding(
-                "gate/at_limit",
-                "warning",
+            text = (
                 f"In {percent(fmean(limited))} of the updates {name} was at its controller's "
-                "limit, where the target cannot be held.",
-                {f"threshold/{name}/at_limit": fmean(limited)},
-                f"give {name} a smaller `low` or a larger `high`.",
+                "limit, where the target cannot be held."
             )
+            evidence = {f"threshold/{name}/at_limit": fmean(limited)}
+            advice = f"give {name} a smaller `low` or a larger `high`."
+            yield Finding("gate/at_limit", "warning", text, evidence, advice)
 
 
 def _agreement(rows: Sequence[Row]) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ import token_files
 from synthetic_runs import Spec, make_run, undrawn
 
 from trustclip.logs.tokens import TokenRow, read_tokens, write_tokens
-from trustclip.report import tokens
+from trustclip.report import microscope
 from trustclip.report.microscope import COLUMNS, token_page, tokens_data
 from trustclip.report.page import build
 
@@ -47,12 +47,12 @@ def test_the_page_holds_the_tokens_in_single_precision(path):
 
 def test_of_many_completions_a_sample_is_shown(tmp_path, monkeypatch):
     path = token_files.write(tmp_path / "many.jsonl", 60)
-    monkeypatch.setattr(tokens, "MAX_COMPLETIONS", 10)
+    monkeypatch.setattr(microscope, "MAX_COMPLETIONS", 10)
     (seen,) = tokens_data([("a", path)])["runs"]
     assert (seen["total"], len(seen["rows"])) == (60, 10)
     steps = [row["index"] for row in seen["rows"]]
     assert steps == sorted(steps) and steps != list(range(10))
-    monkeypatch.setattr(tokens, "MAX_TOKENS", 100)
+    monkeypatch.setattr(microscope, "MAX_TOKENS", 100)
     assert len(tokens_data([("a", path)])["runs"][0]["rows"]) < 5
 
 

@@ -250,15 +250,15 @@ def shadow_tables(groups: Sequence[Group]) -> list[Table]:
 
 
 def _measures(overlap: Matrix, group: Group, number: int) -> Table:
-    cells = [_share(overlap.gated[0]), *[Cell("-")] * 4]
-    rows = [TableRow(_numbered(0, overlap.names[0]), cells, note="acting", series=group.series)]
+    acting = Cell(percent(overlap.gated[0], 2))
+    rows = [TableRow(f"1\N{NO-BREAK SPACE}{overlap.names[0]}", [acting, *[NOTHING] * 4],
+                     note="acting", series=group.series)]  # fmt: skip
     for i, name in enumerate(overlap.names[1:], start=1):
-        precision, recall = overlap.of_acting(i)
         cosine = overlap.cosine[0, i]
-        cells = [_share(overlap.gated[i]), _share(precision, 1), _share(recall, 1)]
-        cells.append(_share(overlap.jaccard[0, i], 1))
+        cells = [Cell(percent(overlap.gated[i], 2))]
+        cells += [Cell(percent(x)) for x in (*overlap.of_acting(i), overlap.jaccard[0, i])]
         cells.append(Cell("-" if math.isnan(cosine) else f"{cosine:.3f}"))
-        rows.append(TableRow(_numbered(i, name), cells))
+        rows.append(TableRow(f"{i + 1}\N{NO-BREAK SPACE}{name}", cells))
     head = ["cut %", "precision %", "recall %", "Jaccard %", "cosine of updates"]
     note = (
         "Numbers are means over the logged updates. Precision is the share of the shadow's cuts "
@@ -267,11 +267,3 @@ def _measures(overlap: Matrix, group: Group, number: int) -> Table:
     )
     title = f"What other methods would have cut in the runs of {group.label}"
     return Table(f"shadows-{number}", title, "method", [("", head)], rows, [note])
-
-
-def _numbered(i: int, name: str) -> str:
-    return f"{i + 1}\N{NO-BREAK SPACE}{name}"
-
-
-def _share(value: float, digits: int = 2) -> Cell:
-    return Cell(percent(value, digits))

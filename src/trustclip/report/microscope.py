@@ -51,23 +51,20 @@ def applicable_methods() -> dict[str, dict[str, Any]]:
       >>> "trpo" in applicable_methods()
       False
     """
-    offers = {name: _offer(method(name)) for name in methods()}
-    return {name: offer for name, offer in offers.items() if offer is not None}
-
-
-def _offer(chosen: Method) -> dict[str, Any] | None:
-    interval = gates.interval(chosen)
-    curve = None if interval else gates.curve(chosen)
-    if interval is None and curve is None:
-        return None
-    numbers = interval["dials"] if interval else {}
-    return {
-        "spec": chosen.to_dict(),
-        "does": (type(chosen).__doc__ or "").strip().splitlines()[0].partition(": ")[2],
-        "dials": list(_dials(chosen, numbers)),
-        "interval": interval,
-        "curve": curve,
-    }
+    found = {}
+    for name in methods():
+        chosen = method(name)
+        interval = gates.interval(chosen)
+        curve = None if interval else gates.curve(chosen)
+        if interval or curve:
+            found[name] = {
+                "spec": chosen.to_dict(),
+                "does": (type(chosen).__doc__ or "").strip().splitlines()[0].partition(": ")[2],
+                "dials": list(_dials(chosen, interval["dials"] if interval else {})),
+                "interval": interval,
+                "curve": curve,
+            }
+    return found
 
 
 def _dials(chosen: Method, numbers: Mapping[str, Sequence[float]]) -> Iterator[dict[str, Any]]:

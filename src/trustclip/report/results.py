@@ -1,7 +1,7 @@
 """The tables of a report: scores of every group, differences, learning curves, and shadows."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from trustclip.findings.comparison import Compared, significant
 from trustclip.findings.facts import LEFT
@@ -55,7 +55,11 @@ def single_table(groups: Sequence[Group]) -> Table | None:
     settings = by_setting(groups)
     for setting, here in settings.items():
         rows += [TableRow(setting, kind="section")] if len(settings) > 1 else []
-        rows += _base_rows(here, cols, tasks)
+        initial = [[estimate(group, col, "initial", tasks) for col in cols] for group in here]
+        # Runs of one seed begin alike: the first group with scores represents them all.
+        if base := next(filter(any, initial), None):
+            cells = [_single_cell(e, False) for e in base]
+            rows.append(TableRow("before training", cells, "base"))
         finals = [[estimate(group, col, "final", tasks) for col in cols] for group in here]
         highest = [
             max((e.value for e in column if e), default=0.0) for column in zip(*finals, strict=True)
@@ -85,16 +89,6 @@ def single_table(groups: Sequence[Group]) -> Table | None:
 
 def _one_training(group: Group) -> bool:
     return group.runs[0].method is not None and len(group.scored) == 1
-
-
-def _base_rows(
-    groups: Sequence[Group], cols: Sequence[Column], tasks: Sequence[str]
-) -> Iterator[TableRow]:
-    initial = [[estimate(group, col, "initial", tasks) for col in cols] for group in groups]
-    measured = [row for row in initial if any(row)]
-    if measured:
-        # Runs of one seed begin alike: the first group with scores represents them all.
-        yield TableRow("before training", [_single_cell(e, False) for e in measured[0]], "base")
 
 
 def _single_cell(score: Estimate | None, strong: bool) -> Cell:

@@ -16,7 +16,7 @@ import numpy as np
 import trustclip
 from trustclip.logs.recognise import token_rows
 from trustclip.logs.tokens import TOKENS, TokenRow
-from trustclip.report.tokens import problems_in
+from trustclip.report.microscope import problems_in
 
 TO = Path(trustclip.__file__).parent / "report/sample.jsonl"
 #: Completions of each update, and of all.

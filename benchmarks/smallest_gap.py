@@ -1,4 +1,4 @@
-"""The smallest gap that a number of seeds finds: `trustclip.stats.planning` the other way round."""
+"""The smallest gap that a number of seeds finds: `trustclip.stats.power` the other way round."""
 
 from math import sqrt
 
@@ -10,7 +10,7 @@ from trustclip.stats.confidence import t_quantile
 def gap_for(
     std: float, seeds: int, *, paired: bool = True, level: float = 0.95, power: float = 0.8
 ) -> float:
-    """Smallest gap that so many seeds find: the inverse of `trustclip.stats.planning.seeds_for`.
+    """Smallest gap that so many seeds find: the inverse of `trustclip.stats.power.seeds_for`.
 
     Args:
       std: of a pair's difference, or of a run where seeds are not paired; any unit.

@@ -41,7 +41,7 @@ import trustclip as tc
 from trustclip.report.draw.marks import Figure, Mark, Panel
 from trustclip.stats import Difference
 from trustclip.stats.confidence import RunSummary
-from trustclip.stats.planning import Spread
+from trustclip.stats.power import Spread
 from trustclip.support.text import bracket, join_words, markdown_table, percent, signed
 from trustclip_lab.pages import filled
 

@@ -21,9 +21,9 @@ from typing import Any
 
 from trustclip import stats
 from trustclip.findings.comparison import LEVEL, Compared, compare
-from trustclip.findings.evaluated import LEFT, collapsed, mean_of
 from trustclip.findings.groups import Group, group_runs, shared_answers
-from trustclip.findings.learning import Learning, Number, learning, time_of
+from trustclip.findings.learning import Learning, learning, time_of
+from trustclip.findings.scores import LEFT, collapsed, mean_of
 from trustclip.logs.answers import of_answers
 from trustclip.logs.run import Evaluation, Run
 from trustclip.logs.samples import Samples
@@ -214,11 +214,11 @@ def _gap(one: Compared) -> str:
     assert one.difference is not None
     d = one.difference
     p = "p < 0.001" if one.p_holm < 0.001 else f"p = {one.p_holm:.2g}"
-    return f"`{one.group.label}` {_interval(vars(d))} ({p})"
+    return f"`{one.group.label}` {_interval(d)} ({p})"
 
 
-def _interval(number: Number) -> str:
-    return f"{percent(number['value'])} {bracket(number['low'], number['high'])}".rstrip()
+def _interval(number: stats.Difference) -> str:
+    return f"{percent(number.value)} {bracket(number.low, number.high)}".rstrip()
 
 
 def _power(mini: Miniature) -> str:
@@ -290,14 +290,18 @@ def _finals(group: Group) -> list[float]:
 
 def _way(mini: Miniature) -> str:
     differing = [
-        f"`{label}` {_interval(way.area_minus or {})}"
+        f"`{label}` {_interval(way.area_minus)}"
         for label, way in sorted(mini.ways.items(), key=lambda one: _area(one[1]))
-        if _p_of(way.area_minus) <= 1 - LEVEL
+        if way.area_minus and way.area_minus.p <= 1 - LEVEL
     ]
-    times = {label: way.time["value"] or 0 for label, way in mini.ways.items() if way.time}
+    times = {label: way.time.value for label, way in mini.ways.items() if way.time}
     fast, slow = min(times, key=lambda x: times[x]), max(times, key=lambda x: times[x])
     which = "; ".join(differing) if differing else "none"
-    late = [f"`{label}`" for label, way in mini.ways.items() if _p_of(way.time_minus) <= 1 - LEVEL]
+    late = [
+        f"`{label}`"
+        for label, way in mini.ways.items()
+        if way.time_minus and way.time_minus.p <= 1 - LEVEL
+    ]
     beside = f"; the times of {', '.join(late)} differ from its" if late else ""
     hits = sum(not isnan(time_of(run, REACHES)) for run in mini.runs)
     return (
@@ -309,13 +313,8 @@ def _way(mini: Miniature) -> str:
     )
 
 
-def _p_of(number: Number | None) -> float:
-    """Corrected p of a difference; 1 where there is none."""
-    return 1.0 if number is None or number["p_holm"] is None else number["p_holm"]
-
-
 def _area(way: Learning) -> float:
-    return (way.area_minus or {}).get("value") or 0.0
+    return way.area_minus.value if way.area_minus else 0.0
 
 
 def describe_runs(mini: Miniature) -> str:

@@ -9,7 +9,7 @@ from scipy import stats
 from smallest_gap import gap_for
 
 from trustclip.stats import RunSummary
-from trustclip.stats.planning import seeds_for
+from trustclip.stats.power import seeds_for
 
 scipy_stats: Any = stats  # whose results are named tuples that no type checker knows
 

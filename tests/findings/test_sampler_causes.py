@@ -17,8 +17,7 @@ from trustclip.cli.main import main
 from trustclip.constraints.noise import capped_weight, cut_by_noise, effective_share
 from trustclip.constraints.sampler import Pairs
 from trustclip.engines.trl.scoring.floor import WAYS, floor_of, with_floor
-from trustclip.findings.mismatch import damage
-from trustclip.findings.mismatch.agreement import TITLES, compare
+from trustclip.findings.mismatch.agreement import TITLES, compare, damage, too_tight
 from trustclip.train.settings.stages import DemoSettings
 
 ROOT = Path(__file__).parents[2]
@@ -161,7 +160,7 @@ def test_the_closed_forms_of_the_damage_are_those_of_drawn_weights(sd, length) -
 
 def test_the_damage_grows_with_the_length() -> None:
     pairs = healthy()
-    texts = [damage.sentence(pairs, n) for n in (64, 4096)]
+    texts = [damage(pairs, n) for n in (64, 4096)]
     shares = [float(t.partition("count like ")[2].partition(" %")[0]) for t in texts
               if "under" not in t]  # fmt: skip
     assert shares and shares[0] > 60 and (len(shares) == 1 or shares[1] < 1)
@@ -180,10 +179,10 @@ def test_gspo_gates_three_percent_on_equal_weights() -> None:
 
 def test_a_bound_inside_the_noise_is_said_and_a_wide_one_is_not() -> None:
     pairs = healthy(half=True)
-    tight = damage.too_tight(tc.method("gspo"), pairs, 200)
+    tight = too_tight(tc.method("gspo"), pairs, 200)
     assert tight is not None and "inside the noise" in tight.sentence
-    assert damage.too_tight(tc.method("clip", epsilon=0.5), pairs, 200) is None
-    assert damage.too_tight(tc.method("gspo"), healthy(floor=False), 200) is None
+    assert too_tight(tc.method("clip", epsilon=0.5), pairs, 200) is None
+    assert too_tight(tc.method("gspo"), healthy(floor=False), 200) is None
 
 
 def test_doctor_tells_what_the_difference_costs(tmp_path, capsys) -> None:

@@ -12,7 +12,7 @@ import trustclip as tc
 from trustclip.cli.main import main
 from trustclip.constraints.shadow import label, refusal
 from trustclip.constraints.thresholds import scale_thresholds, thresholds, widest
-from trustclip.findings.suggest import suggest
+from trustclip.findings.shadows import suggest
 from trustclip.logs.tokens import TokenRow, token_batch, write_tokens
 from trustclip.logs.watched import watch
 

@@ -14,9 +14,9 @@ from scipy import stats as scipy_stats
 from trustclip import stats
 from trustclip.findings.comparison import Compared
 from trustclip.logs.choice import Choice
-from trustclip.report.build import build
 from trustclip.report.collect import collect
 from trustclip.report.console import print_comparison
+from trustclip.report.page import build
 from trustclip.report.planning import print_power
 
 SMOLLM2 = Path(__file__).parents[2] / "benchmarks/smollm2/answers.parquet"

@@ -12,8 +12,8 @@ from synthetic_runs import Spec, final_of, make_run
 
 from trustclip import stats
 from trustclip.findings.comparison import Compared
-from trustclip.findings.evaluated import collapsed
 from trustclip.findings.groups import group_runs
+from trustclip.findings.scores import collapsed
 from trustclip.logs.reader import read_run
 from trustclip.report.console import print_comparison
 from trustclip.report.draw.curves import training_figure

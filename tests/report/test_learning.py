@@ -10,10 +10,10 @@ from synthetic_runs import Spec, make_suite
 
 from trustclip import stats
 from trustclip.findings.groups import group_runs
-from trustclip.findings.learning import Learning, area_of, learning, threshold, time_of
+from trustclip.findings.learning import Learning, area_of, learning, tallies, threshold, time_of
 from trustclip.logs.reader import read_runs
-from trustclip.report.build import build
 from trustclip.report.collect import collect
+from trustclip.report.page import build
 from trustclip.stats import curves
 
 ATR = {"name": "atr", "delta": 0.07}
@@ -96,25 +96,30 @@ def test_areas_and_times_of_groups_are_those_of_their_runs(suite):
             times.append(next((t for t, s in zip(at, scores, strict=True) if s >= 0.45), None))
             assert area_of(run) == pytest.approx(areas[-1])
             assert time_of(run, 0.45) == times[-1] or (times[-1] is None)
-        assert one.area["value"] == pytest.approx(np.mean(areas))
-        assert one.time["value"] == pytest.approx(np.mean([60 if t is None else t for t in times]))
+        assert one.area.value == pytest.approx(np.mean(areas))
+        assert one.time.value == pytest.approx(np.mean([60 if t is None else t for t in times]))
         hits = sum(t is not None for t in times)
-        assert one.reached == vars(stats.rate_interval(hits, 3))
-    assert found["atr"].area_minus is None and found["none"].collapsed["value"] > 0
-    assert found["atr"].reached["value"] > found["clip"].reached["value"]
+        assert one.reached == stats.rate_interval(hits, 3)
+    assert found["atr"].area_minus is None and found["none"].collapsed.value > 0
+    assert found["atr"].reached.value > found["clip"].reached.value
 
 
 def test_differences_of_areas_are_paired_and_corrected(suite):
     groups = group_runs(read_runs([suite]))
     found: Any = dict(zip([g.label for g in groups], learning(groups, 0.45), strict=True))
     gaps = [found[label].area_minus for label in ("clip", "none")]
-    atr = found["atr"].area["value"]
+    atr = found["atr"].area.value
     for label, gap in zip(("clip", "none"), gaps, strict=True):
-        assert gap["value"] == pytest.approx(found[label].area["value"] - atr)
-        assert gap["low"] < gap["value"] < gap["high"]
-    assert [gap["p_holm"] for gap in gaps] == stats.holm([gap["p"] for gap in gaps]).tolist()
+        assert gap.value == pytest.approx(found[label].area.value - atr)
+        assert gap.low < gap.value < gap.high
+    runs = {group.label: group.runs for group in groups}
+    answers, strata = tallies([run for label in SPECS for run in runs[label]])
+    assert answers is not None
+    clip, base, none = map(stats.Tally, np.split(answers.right, 3), np.split(answers.total, 3))
+    own = [stats.paired_difference(one, base, strata, same_seeds=True).p for one in (clip, none)]
+    assert [gap.p for gap in gaps] == stats.holm(own).tolist()
     # Three seeds alone cannot be further from chance than their signs.
-    assert all(found[label].time_minus["p"] >= 0.25 for label in ("clip", "none"))
+    assert all(found[label].time_minus.p >= 0.25 for label in ("clip", "none"))
 
 
 def test_the_threshold_is_the_one_given_or_the_suites(suite):

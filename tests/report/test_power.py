@@ -12,7 +12,7 @@ from synthetic_runs import Spec, make_run
 
 from trustclip.logs.reader import read_runs
 from trustclip.report.planning import PilotComparison, print_power
-from trustclip.stats.planning import Spread, pooled, seeds_for, spread_of
+from trustclip.stats.power import Spread, pooled, seeds_for, spread_of
 
 ATR = Spec({"name": "atr", "delta": 0.07}, gain=1.5)
 CLIP = Spec({"name": "clip", "epsilon": 0.2}, gain=1.0)

@@ -4,7 +4,7 @@ import pytest
 from browser import opened
 from synthetic_runs import Spec, make_suite
 
-from trustclip.report.build import build
+from trustclip.report.page import build
 
 pytestmark = pytest.mark.slow
 

@@ -11,10 +11,9 @@ import token_files
 from synthetic_runs import Spec, make_run, undrawn
 
 from trustclip.logs.tokens import TokenRow, read_tokens, write_tokens
-from trustclip.report import tokens
-from trustclip.report.build import build
-from trustclip.report.microscope import token_page
-from trustclip.report.tokens import COLUMNS, views
+from trustclip.report import microscope
+from trustclip.report.microscope import COLUMNS, token_page, tokens_data
+from trustclip.report.page import build
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +22,7 @@ def path(tmp_path_factory):
 
 
 def test_the_page_holds_the_tokens_in_single_precision(path):
-    data = views([("a", path)])
+    data = tokens_data([("a", path)])
     (run,) = data["runs"]
     assert json.loads(json.dumps(data, allow_nan=False)) is not None and run["total"] == 24
     content, at = zlib.decompress(base64.b64decode(data["tokens"])), 0
@@ -48,13 +47,13 @@ def test_the_page_holds_the_tokens_in_single_precision(path):
 
 def test_of_many_completions_a_sample_is_shown(tmp_path, monkeypatch):
     path = token_files.write(tmp_path / "many.jsonl", 60)
-    monkeypatch.setattr(tokens, "MAX_COMPLETIONS", 10)
-    (seen,) = views([("a", path)])["runs"]
+    monkeypatch.setattr(microscope, "MAX_COMPLETIONS", 10)
+    (seen,) = tokens_data([("a", path)])["runs"]
     assert (seen["total"], len(seen["rows"])) == (60, 10)
     steps = [row["index"] for row in seen["rows"]]
     assert steps == sorted(steps) and steps != list(range(10))
-    monkeypatch.setattr(tokens, "MAX_TOKENS", 100)
-    assert len(views([("a", path)])["runs"][0]["rows"]) < 5
+    monkeypatch.setattr(microscope, "MAX_TOKENS", 100)
+    assert len(tokens_data([("a", path)])["runs"][0]["rows"]) < 5
 
 
 def test_a_file_of_tokens_has_a_page_and_a_bad_one_a_message(path, tmp_path):
@@ -76,7 +75,7 @@ def test_numbers_that_are_not_finite_are_shown_as_unknown(tmp_path):
         "reward": 1e999,
     }
     write_tokens(tmp_path / "a.parquet", [TokenRow.of(row)])
-    (run,) = views([("a", tmp_path / "a.parquet")])["runs"]
+    (run,) = tokens_data([("a", tmp_path / "a.parquet")])["runs"]
     assert run["rows"][0]["reward"] is None
     assert "</pre>" in token_page([tmp_path / "a.parquet"], "Tokens")
 

@@ -11,7 +11,7 @@ from synthetic_runs import Spec, make_run
 
 import trustclip as tc
 from trustclip.logs.tokens import read_tokens
-from trustclip.report.build import build
+from trustclip.report.page import build
 from trustclip.report.token_console import OWN, judge
 
 pytestmark = pytest.mark.slow
@@ -181,7 +181,7 @@ def test_the_tokens_of_several_runs_have_the_colours_of_their_charts(tmp_path):
         run = make_run(tmp_path / f"{name}-{seed}", Spec({"name": name}, seed=seed, steps=8))
         token_files.write(run / "tokens" / "1.parquet", 6)
         runs.append(run)
-    with opened(build(runs, tmp_path / "out", reference="atr")[0]) as tab:
+    with opened(build(runs, tmp_path / "out")[0]) as tab:
         ready(tab)
         colour = "e => getComputedStyle(e).getPropertyValue('--own')"
         boxes = {

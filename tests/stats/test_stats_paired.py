@@ -19,8 +19,7 @@ from trustclip.stats import (
     verdict,
     welch,
 )
-from trustclip.stats.planning import seeds_for, spread_of
-from trustclip.stats.power import sampling_variance
+from trustclip.stats.power import sampling_variance, seeds_for, spread_of
 from trustclip.stats.scores import tally
 
 # Paired difference

@@ -8,7 +8,7 @@ from typing import Any
 
 from trustclip import stats
 from trustclip.findings.facts import LEVEL, LOST
-from trustclip.findings.groups import Group, common_seeds, shared_answers
+from trustclip.findings.groups import Group, common_seeds, names, shared_answers
 from trustclip.logs.answers import usual, whole
 from trustclip.logs.reader import Evaluation, Run
 from trustclip.stats.differences import runs_difference
@@ -20,6 +20,7 @@ class Compared:
     """One group compared with the reference of its setting, on common seeds if there are any.
 
     Args:
+      name: of the group, unique among those that are compared.
       metric: ``"mean@8"``; ``"mean@K"`` where the groups of the setting have different numbers of
         samples; ``"pass@4"`` with the fewest samples of any of them.
       seeds: runs of the group, and as a rule of the reference, in the comparison.
@@ -47,6 +48,7 @@ class Compared:
     detectable: float = nan
     counted: stats.Difference | None = None
     disputed: bool = False
+    name: str = ""
 
     @property
     def resolved(self) -> bool:
@@ -69,18 +71,18 @@ def significant(p: float) -> bool:
 class _Pair:
     """Runs of a group and of its reference, and their answers at ``step`` or (None) at the end.
 
-    ``texts``: digest of the completions of each run, those of the group first;
-    ``same_seeds``: run i of the one and run i of the other have the same seed. ``k``: of Pass@k,
-    one for all pairs of a setting; ``unequal``: whether that is fewer samples than some have.
-    ``name`` and ``values``: of a score that is one number of each run, without answers.
+    ``texts``, digests of completions, ``answers`` and ``values`` are of each run: of ``many`` runs
+    of the group, then of those of the reference. ``values`` are of the score ``name`` that is one
+    number of each run, without answers. ``same_seeds``: run i of the one and run i of the other
+    have the same seed. ``k``: of Pass@k, one for all pairs of a setting; ``unequal``: whether that
+    is fewer samples than some have.
     """
 
     group: Group
     reference: Group
-    runs: tuple[Sequence[Run], Sequence[Run]]
+    many: int
     texts: Sequence[str]
-    a: Any
-    b: Any
+    answers: Sequence[Any]
     strata: Sequence[Any]
     same_seeds: bool
     step: int | None = None
@@ -91,10 +93,15 @@ class _Pair:
     values: Sequence[float] = ()
     counted: Any = None
 
+    def arms(self, each: Sequence[Any]) -> tuple[Any, Any]:
+        """What is of each run: that of the group, and that of the reference."""
+        return each[: self.many], each[self.many :]
+
     @property
     def samples(self) -> tuple[int, ...]:
         """Samples of a problem of each of the two; see `usual`."""
-        return tuple(min(usual(run, self.strata) for run in arm) for arm in (self.a, self.b))
+        arms = self.arms(self.answers)
+        return tuple(min(usual(run, self.strata) for run in arm) for arm in arms)
 
     def metric(self, kind: str) -> str:
         """Name of the score that is compared."""
@@ -107,8 +114,8 @@ class _Pair:
         if self.identical:
             return stats.Difference(0.0, 0.0, 0.0, 1.0)
         if self.values:
-            return runs_difference(*self._numbers, same_seeds=self.same_seeds, level=LEVEL)
-        a, b, strata, k = self.answers(kind)
+            return runs_difference(*self.arms(self.values), same_seeds=self.same_seeds, level=LEVEL)
+        a, b, strata, k = self.scored(kind)
         found = stats.paired_difference(a, b, strata, k=k, level=LEVEL, same_seeds=self.same_seeds)
         # Of two runs, the p over problems is no test of how they were made.
         return replace(found, p=nan) if len(a) == len(b) == 1 else found
@@ -116,32 +123,28 @@ class _Pair:
     def required(self, kind: str, level: float) -> stats.Required:
         """What gap can be found, at the confidence of the strictest test of the family."""
         if self.values:
-            return required_of_runs(*self._numbers, level=level, same_seeds=self.same_seeds)
-        a, b, strata, k = self.answers(kind)
+            return required_of_runs(
+                *self.arms(self.values), level=level, same_seeds=self.same_seeds
+            )
+        a, b, strata, k = self.scored(kind)
         return stats.required(a, b, strata, k=k, level=level, same_seeds=self.same_seeds)
-
-    @property
-    def _numbers(self) -> tuple[Sequence[float], Sequence[float]]:
-        many = len(self.runs[0])
-        return self.values[:many], self.values[many:]
 
     def with_lost(self, kind: str) -> stats.Difference | None:
         """The difference with lost answers counted as wrong; None where few are lost."""
         return None if self.counted is None else replace(self.counted, k=self.k).difference(kind)
 
-    def answers(self, kind: str) -> tuple[Any, Any, Sequence[Any], int | None]:
+    def scored(self, kind: str) -> tuple[Any, Any, Sequence[Any], int | None]:
         """What a score is compared by: answers of both, benchmarks, and k of Pass@k."""
         if kind == "mean":
-            return self.a, self.b, self.strata, None
-        every, strata = whole([*self.a, *self.b], self.strata, self.k)
-        return every[: len(self.a)], every[len(self.a) :], strata, self.k
+            return *self.arms(self.answers), self.strata, None
+        answers, strata = whole(self.answers, self.strata, self.k)
+        return *self.arms(answers), strata, self.k
 
     @cached_property
     def identical(self) -> bool:
         """Whether the runs wrote the same text, completion by completion."""
-        many = len(self.runs[0])
-        ours, theirs = self.texts[:many], self.texts[many:]
-        return self.same_seeds and self.a == self.b and all(ours) and ours == theirs
+        (a, b), (ours, theirs) = self.arms(self.answers), self.arms(self.texts)
+        return self.same_seeds and a == b and all(ours) and ours == theirs
 
     def without(self, kind: str) -> bool:
         """Whether the runs have no such score."""
@@ -169,20 +172,23 @@ def compare(groups: Sequence[Group], kind: str = "mean") -> list[Compared]:
     pairs = [pair for pair in _at_one_k(pairs) if not pair.without(kind)]
     differences = [None if pair.obstacle else pair.difference(kind) for pair in pairs]
     counted = [None if pair.obstacle else pair.with_lost(kind) for pair in pairs]
-    adjusted = _holm(differences)
+    adjusted = holm(differences)
     family = sum(one is not None for one in differences)
     found = [
         _comparison(pair, kind, difference, p, family)
         for pair, difference, p in zip(pairs, differences, adjusted, strict=True)
     ]
-    again = _holm([second or first for first, second in zip(differences, counted, strict=True)])
-    return [
+    again = holm([second or first for first, second in zip(differences, counted, strict=True)])
+    found = [
         one if second is None else _with_lost(one, second, p)
         for one, second, p in zip(found, counted, again, strict=True)
     ]
+    labels = names([pair.group for pair in pairs])
+    return [replace(one, name=name) for one, name in zip(found, labels, strict=True)]
 
 
-def _holm(differences: Sequence[stats.Difference | None]) -> list[float]:
+def holm(differences: Sequence[stats.Difference | None]) -> list[float]:
+    """Their p-values after Holm's correction; nan where there is no difference."""
     return stats.holm([nan if one is None else one.p for one in differences]).tolist()
 
 
@@ -228,17 +234,17 @@ def _comparison(
 ) -> Compared:
     if difference is None:
         return Compared(pair.group, pair.reference, kind, 0, None, None, nan, pair.obstacle)
-    names = (pair.group.label, pair.reference.label)
+    arms = (pair.group.label, pair.reference.label)
     level = 1 - (1 - LEVEL) / family
     detectable = nan
     if pair.identical:
-        sentence = f"identical to {names[1]}, completion by completion"
+        sentence = f"identical to {arms[1]}, completion by completion"
     else:
         budget = pair.required(kind, level)
         detectable = budget.detectable
-        sentence = stats.verdict(replace(difference, p=p), budget, names=names, level=LEVEL)
+        sentence = stats.verdict(replace(difference, p=p), budget, names=arms, level=LEVEL)
     return Compared(
-        pair.group, pair.reference, pair.metric(kind), len(pair.runs[0]), pair.step, difference, p,
+        pair.group, pair.reference, pair.metric(kind), pair.many, pair.step, difference, p,
         sentence, pair.same_seeds, pair.identical, detectable,
     )  # fmt: skip
 
@@ -255,8 +261,7 @@ def difference_on(compared: Compared, kind: str, task: str) -> stats.Difference 
 def _pair(
     group: Group, reference: Group, task: str | None = None, lost: int | None = None
 ) -> _Pair:
-    runs, same_seeds = _matching_runs(group.scored, reference.scored)
-    first, second = runs
+    first, second, same_seeds = _matching_runs(group.scored, reference.scored)
     evaluations, step = _alike([*first, *second])
     answers, strata = shared_answers(evaluations, task, lost)
     name = evaluations[0].number if evaluations else ""
@@ -272,7 +277,6 @@ def _pair(
         else "not compared: they were never evaluated at the same update" if not evaluations
         else "not compared: the problems differ, or the samples are missing"
     )  # fmt: skip
-    a, b = answers[: len(first)], answers[len(first) :]
     texts = [evaluation.texts for evaluation in evaluations]
     counted = None
     if lost is None and answers and any(e.lost[0] > LOST * e.lost[1] for e in evaluations):
@@ -283,22 +287,22 @@ def _pair(
         )
         counted = _pair(group, reference, task, most)
     return _Pair(
-        group, reference, runs, texts, a, b, strata, same_seeds, step, obstacle,
+        group, reference, len(first), texts, answers, strata, same_seeds, step, obstacle,
         name=name if values else "", values=values, counted=counted,
     )  # fmt: skip
 
 
-def _matching_runs(a: Sequence[Run], b: Sequence[Run]) -> tuple[tuple[list[Run], list[Run]], bool]:
+def _matching_runs(a: Sequence[Run], b: Sequence[Run]) -> tuple[list[Run], list[Run], bool]:
     """Runs to compare, and whether they are pairs of one seed."""
     ours, theirs = common_seeds([a, b])
     if ours:
-        return (ours, theirs), True
+        return ours, theirs, True
     ours, theirs = ([*{run.seed: run for run in runs}.values()] for runs in (a, b))
     alone = len(ours) == len(theirs) == 1
     if alone or min(len(ours), len(theirs)) > 1:
         # Without training two runs may have no seed in common, and are a pair all the same.
-        return (ours, theirs), alone and any(run.method is None for run in [*ours, *theirs])
-    return ([], []), False
+        return ours, theirs, alone and any(run.method is None for run in [*ours, *theirs])
+    return [], [], False
 
 
 def _alike(runs: Sequence[Run]) -> tuple[list[Evaluation], int | None]:

@@ -4,14 +4,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from trustclip.findings.evaluated import answers_of
 from trustclip.findings.facts import ALIKE, FAMILIES
 from trustclip.findings.finding import Finding
 from trustclip.findings.groups import Group, by_setting
+from trustclip.findings.scores import answers_of
 from trustclip.logs.answers import usual
 from trustclip.logs.choice import NUMBER
 from trustclip.logs.identity import flat
-from trustclip.logs.reader import Evaluation, Run
+from trustclip.logs.reader import Run
 from trustclip.logs.samples import problem_rows
 from trustclip.support.names import some
 
@@ -47,8 +47,11 @@ def unlike(runs: Sequence[Run]) -> Iterator[Finding]:
 
 def unequal_samples(groups: Sequence[Group]) -> Iterator[Finding]:
     """A warning about methods that were evaluated with different numbers of samples."""
-    samples = {group.label: _samples(group.evaluations("final")) for group in groups}
-    counts = {name: k for name, k in samples.items() if k}
+    counts = {}
+    for group in groups:
+        each = [problems for e in group.evaluations("final") for problems in e.answers.values()]
+        if k := min((usual([*problems.values()]) for problems in each), default=0):
+            counts[group.label] = k
     if len(set(counts.values())) > 1:
         each = ", ".join(f"{name} {k}" for name, k in counts.items())
         text = (
@@ -57,12 +60,6 @@ def unequal_samples(groups: Sequence[Group]) -> Iterator[Finding]:
             f"Pass@{min(counts.values())} is estimated from all samples of each and compared."
         )
         yield Finding("comparison/samples", "warning", text, counts)
-
-
-def _samples(evaluations: Sequence[Evaluation]) -> int:
-    """Samples of a problem in some evaluations, see `usual`; 0 where they are gone."""
-    each = [problems for evaluation in evaluations for problems in evaluation.answers.values()]
-    return min((usual(list(problems.values())) for problems in each), default=0)
 
 
 #: Sign that ends what problems of one template share in their ids.

@@ -7,9 +7,9 @@ from functools import cached_property
 
 from trustclip.constraints.base import Method, Trait
 from trustclip.constraints.registry import as_method
-from trustclip.findings.evaluated import rose
 from trustclip.findings.facts import IMPROVED, SOLVED
 from trustclip.findings.rows import PREFIX, ends, mean, values
+from trustclip.findings.scores import rose
 from trustclip.logs.log import Log
 from trustclip.logs.run import Run
 from trustclip.support.consent import consent

@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 
 from trustclip import stats
 from trustclip.findings import start
-from trustclip.findings.comparison import Compared, gain
+from trustclip.findings.comparison import Compared, gain, significant
 from trustclip.findings.conditions import families, unequal_samples, unlike, unlike_settings
 from trustclip.findings.course import Course
-from trustclip.findings.evaluated import collapsed, mean_of
 from trustclip.findings.facts import ALPHA, EACH, ENOUGH_RUNS, LEVEL, SHOWN
 from trustclip.findings.finding import Finding
 from trustclip.findings.groups import Estimate, Group, by_setting, names, trained_on
 from trustclip.findings.learning import Learning
 from trustclip.findings.run import of_run
+from trustclip.findings.scores import collapsed, mean_of
 from trustclip.logs.run import Run
 from trustclip.support.text import bracket, join_words, percent, signed, title_of
 
@@ -56,7 +56,9 @@ def headline(
     signs = [sign.text for group in groups for run in group.runs for sign in start.of_run(run)]
     scored = [group for group in groups if group.scored]
     if scored and (change := gain(scored[0])):
-        return " ".join([_sentence(_gain_sentence(scored[0])), *signs[: change.p > ALPHA]])
+        return " ".join(
+            [_sentence(_gain_sentence(scored[0], change)), *signs[: not significant(change.p)]]
+        )
     if scored and (e := scored[0].estimate(None, scored[0].metrics[0])):
         return _sentence(_level(scored[0], e))
     if all(run.log for group in groups for run in group.runs):
@@ -82,13 +84,11 @@ def differing(
     groups: Sequence[Group], by_pass: Sequence[Compared], ways: Sequence[Learning | None]
 ) -> list[str]:
     """Which groups differ from their reference in Pass@K, and in area, after the correction."""
-    labels = _labels(by_pass)
-    in_pass = [labels[id(c)] for c in by_pass if c.resolved]
+    in_pass = [c.name for c in by_pass if c.resolved]
     in_area = [
         name
         for name, way in zip(names(groups), ways, strict=True)
-        if way is not None and way.area_minus and (p := way.area_minus["p_holm"]) is not None
-        if p <= ALPHA
+        if way is not None and way.area_minus and significant(way.area_minus.p)
     ]
     scores = {title_of(by_pass[0].metric) if by_pass else "": in_pass,
               "the area under the learning curve": in_area}  # fmt: skip
@@ -97,9 +97,8 @@ def differing(
 
 def _of_comparisons(compared: Sequence[Compared]) -> str:
     reference, metric = compared[0].reference.label, title_of(compared[0].metric)
-    labels = _labels(compared)
     higher, lower = ([c for c in compared if c.resolved and _gap(c) * sign > 0] for sign in (1, -1))
-    gaps = join_words([f"{_points(c)} points for {labels[id(c)]}" for c in compared[:SHOWN]])
+    gaps = join_words([f"{_points(c)} points for {c.name}" for c in compared[:SHOWN]])
     gaps = f"{metric} differs from that of {reference} by {gaps}"
     if all(c.seeds == 1 and not c.identical for c in compared):
         return f"One run of each cannot compare the methods: {gaps}."
@@ -114,20 +113,14 @@ def _of_comparisons(compared: Sequence[Compared]) -> str:
         return f"{others[0].group.label} does not differ {score} in these runs."
     parts = []
     if lower:
-        those = join_words([labels[id(c)] for c in lower])
+        those = join_words([c.name for c in lower])
         parts.append(f"{reference} has a higher {metric} than {those}")
     if higher:
-        those = join_words([labels[id(c)] for c in higher])
+        those = join_words([c.name for c in higher])
         which = "one" if lower else metric
         verb = "have" if len(higher) > 1 else "has"
         parts.append(f"{those} {verb} a higher {which} than {reference}")
     return "; ".join(parts) + "."
-
-
-def _labels(compared: Sequence[Compared]) -> dict[int, str]:
-    """Name of each comparison's group, by the comparison's id."""
-    labels = names([c.group for c in compared])
-    return {id(c): name for c, name in zip(compared, labels, strict=True)}
 
 
 def of_groups(
@@ -147,27 +140,27 @@ def of_groups(
 
 
 def _comparisons(compared: Sequence[Compared]) -> Iterator[Finding]:
-    measured, labels = [c for c in compared if c.difference is not None], _labels(compared)
+    measured = [c for c in compared if c.difference is not None]
     measured.sort(key=lambda c: -abs(_gap(c)))  # the largest first
     resolved = [c for c in measured if c.resolved]
     if len(resolved) == 1:
         (c,) = resolved
-        where = "" if labels[id(c)] == c.group.label else f"{labels[id(c)]}: "
+        where = "" if c.name == c.group.label else f"{c.name}: "
         text = f"{_at(c)}{where}{_sentence(c.verdict + _pairing(measured))}"
         yield Finding("scores/difference", "note", text, {"difference": _gap(c), "p": c.p_holm})
     elif resolved:
-        gaps = join_words([f"{labels[id(c)]} {_points(c)}" for c in resolved])
+        gaps = join_words([f"{c.name} {_points(c)}" for c in resolved])
         text = f"Differences to {resolved[0].reference.label} are significant: {gaps} points (p ≤ "
         family = f"{ALPHA} after Holm's correction for {len(measured)} comparisons"
-        evidence, text = {labels[id(c)]: _gap(c) for c in resolved}, text + family
+        evidence, text = {c.name: _gap(c) for c in resolved}, text + family
         yield Finding("scores/difference", "note", f"{text}{_pairing(measured)}).", evidence)
     for c in [c for c in measured if not c.resolved][:EACH]:
-        text = f"{_at(c)}{labels[id(c)]} ({_points(c)} points): {_sentence(c.verdict)}"
+        text = f"{_at(c)}{c.name} ({_points(c)} points): {_sentence(c.verdict)}"
         kind = "identical" if c.identical else "disputed" if c.disputed else "inconclusive"
         yield Finding(f"scores/{kind}", "note", text, {"difference": _gap(c), "p": c.p_holm})
     for c in compared:
         if c.difference is None:
-            text = f"{labels[id(c)]} is {_sentence(c.verdict)}"
+            text = f"{c.name} is {_sentence(c.verdict)}"
             yield Finding("comparison/obstacle", "warning", text)
 
 
@@ -177,7 +170,7 @@ def _gains(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[Fi
     gains = [(n, g, d) for n, g in each if g.scored and (d := gain(g))][1 if in_headline else 0 :]
     gains.sort(key=lambda one: -abs(one[2].value))
     if len(gains) == 1:
-        yield Finding("scores/gain", "note", _sentence(_gain_sentence(gains[0][1])))
+        yield Finding("scores/gain", "note", _sentence(_gain_sentence(*gains[0][1:])))
     elif gains:
         metric = title_of(gains[0][1].metrics[0])
         parts = "; ".join(
@@ -188,12 +181,12 @@ def _gains(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[Fi
         yield Finding("scores/gain", "note", text, {name: d.value for name, _, d in gains})
 
 
-def _gain_sentence(group: Group) -> str:
-    difference, metric = gain(group), group.metrics[0]
+def _gain_sentence(group: Group, difference: stats.Difference) -> str:
+    metric = group.metrics[0]
     before, after = (group.estimate(None, metric, moment) for moment in ("initial", "final"))
-    assert difference is not None and before is not None and after is not None
+    assert before is not None and after is not None
     interval = bracket(difference.low, difference.high)
-    unclear = not difference.p <= ALPHA
+    unclear = not significant(difference.p)
     verb = "moved" if unclear else "raised" if difference.value > 0 else "lowered"
     chance = ", which is not significant" if unclear else ""
     if before.value == after.value:
@@ -305,14 +298,12 @@ def _few_seeds(trained: Sequence[Group]) -> Iterator[Finding]:
     single = [group for group in trained if len(group.scored) == 1]
     if single and len(trained) > 1:
         which = "Every method was" if len(single) == len(trained) else f"{len(single)} methods were"
-        yield Finding(
-            "comparison/one_seed",
-            "warning",
+        text = (
             f"{which} trained once. Another seed may give another order: a difference says which "
-            "run scored higher, not which method does.",
-            {"seeds": 1},
-            f"to compare methods, train each from {stats.FEW_SEEDS} seeds or more.",
+            "run scored higher, not which method does."
         )
+        advice = f"to compare methods, train each from {stats.FEW_SEEDS} seeds or more."
+        yield Finding("comparison/one_seed", "warning", text, {"seeds": 1}, advice)
     several = [len(group.scored) for group in trained if 1 < len(group.scored) < stats.FEW_SEEDS]
     if not several:
         return

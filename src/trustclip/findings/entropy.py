@@ -38,13 +38,12 @@ class Change:
     def of_entropy(cls, rows: Sequence[Row]) -> "Change | None":
         """That of the entropy over all completions, or, in older logs, over what they have."""
         if entropies := values(rows, "sampling_entropy"):
-            few = max(len(entropies) // 10, 1)
-            errors = values(rows, "sampling_entropy_error")
-            error = None
+            errors, error = values(rows, "sampling_entropy_error"), scatter(entropies)
             if len(errors) == len(entropies) > 1:
+                few = max(len(entropies) // 10, 1)
                 error = sqrt(sum(e * e for e in (*errors[:few], *errors[-few:]))) / few
             what = "Entropy over all completions of a generation"
-            return cls(what, *ends(entropies), error if error is not None else scatter(entropies))
+            return cls(what, *ends(entropies), error)
         for prefix in ("", PREFIX):
             if entropies := values(rows, "entropy", prefix=prefix):
                 some = any(values(rows, "skipped"))

@@ -55,12 +55,9 @@ class Finding:
         """The sentence, and when it was said where that is not the end."""
         if "step" not in self.evidence:
             return self.sentence
-        at = (
-            "At the start"
-            if self.subject == "start"
-            else f"Warning at update {self.evidence['step']}"
-        )
-        return f"{at}: {self.sentence}"
+        if self.subject == "start":
+            return f"At the start: {self.sentence}"
+        return f"Warning at update {self.evidence['step']}: {self.sentence}"
 
     @property
     def text(self) -> str:

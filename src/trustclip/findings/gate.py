@@ -55,14 +55,12 @@ def _state(course: Course) -> Iterator[Finding]:
     if not course.full:
         yield _no_metrics(course)
     elif off and not any(off):
-        yield Finding(
-            "gate/ratio_1",
-            "fault",
+        text = (
             "The constraint was inert: every token had ratio 1, where no constraint on the ratio "
-            "can act.",
-            {**evidence, "off_policy": 0.0},
-            "set num_iterations or steps_per_generation to 2 or more, so that ratios leave 1.",
+            "can act."
         )
+        advice = "set num_iterations or steps_per_generation to 2 or more, so that ratios leave 1."
+        yield Finding("gate/ratio_1", "fault", text, {**evidence, "off_policy": 0.0}, advice)
     elif not course.cuts:
         text = "This method cuts no token; it gives tokens other weights."
         if off:
@@ -71,14 +69,11 @@ def _state(course: Course) -> Iterator[Finding]:
         yield Finding("gate/weights", "note", text, evidence)
     elif not any(shares.values()):
         updates = f" in {_count(len(shares), 'logged update')}"
-        yield Finding(
-            "gate/never",
-            "fault",
+        text = (
             f"The constraint was inert: its gate closed on no token{updates}, so training was the "
-            "same as without a constraint.",
-            evidence,
-            f"for a constraint that acts, tighten the threshold{_acting_threshold(course)}.",
+            "same as without a constraint."
         )
+        yield Finding("gate/never", "fault", text, evidence, _acting_threshold(course))
     else:
         yield _acting(course, "gate", "closed on at least one token", "logged update")
 
@@ -107,8 +102,7 @@ def _acting(course: Course, noun: str, verb: str, row: str) -> Finding:
         )
     evidence = {"gated": cut}
     if seldom:
-        advice = f"for a constraint that acts, tighten the threshold{_acting_threshold(course)}."
-        return Finding("gate/seldom", "warning", text, evidence, advice)
+        return Finding("gate/seldom", "warning", text, evidence, _acting_threshold(course))
     if cut <= OFTEN:
         return Finding("gate/acted", "ok", text, evidence)
     if course.rose:
@@ -288,19 +282,20 @@ def describe_words(words: Words, ranking: Sequence[tuple[str | int, float]]) -> 
 
 
 def _acting_threshold(course: Course) -> str:
-    """A threshold that would have acted, from the observed ratios."""
+    """Advice to take a threshold that would have acted, from the observed ratios."""
+    advice = "for a constraint that acts, tighten the threshold"
     if course.log is not None:
-        return ""
+        return f"{advice}."
     low, high = (values(course.full, f"ratio_q{q}") for q in ("01", "99"))
     if not (low and high):
-        return ": use the controller target_gate to cut a chosen share of tokens"
+        return f"{advice}: use the controller target_gate to cut a chosen share of tokens."
     delta = min(
         divergences.k3(torch.tensor(log(fmean(bound)), dtype=torch.float64)).item()
         for bound in (low, high)
     )
     return (
-        f": atr with delta {delta:.2g} would cut about 1 % of tokens, and the controller "
-        "target_gate finds the threshold for a chosen share"
+        f"{advice}: atr with delta {delta:.2g} would cut about 1 % of tokens, and the controller "
+        "target_gate finds the threshold for a chosen share."
     )
 
 
@@ -316,14 +311,13 @@ def _threshold(rows: Sequence[Row]) -> Iterator[Finding]:
         yield Finding("gate/threshold", "note", text, {f"threshold/{name}": series[-1]})
         limited = values(rows, f"threshold/{name}/at_limit")
         if limited and fmean(limited) > AT_LIMIT:
-            yield Finding(
-                "gate/at_limit",
-                "warning",
+            text = (
                 f"In {percent(fmean(limited))} of the updates {name} was at its controller's "
-                "limit, where the target cannot be held.",
-                {f"threshold/{name}/at_limit": fmean(limited)},
-                f"give {name} a smaller `low` or a larger `high`.",
+                "limit, where the target cannot be held."
             )
+            evidence = {f"threshold/{name}/at_limit": fmean(limited)}
+            advice = f"give {name} a smaller `low` or a larger `high`."
+            yield Finding("gate/at_limit", "warning", text, evidence, advice)
 
 
 def _agreement(rows: Sequence[Row]) -> Iterator[Finding]:

@@ -12,8 +12,8 @@ from trustclip import stats
 from trustclip.constraints.base import Method, methods
 from trustclip.constraints.registry import interval
 from trustclip.findings.course import Course
-from trustclip.findings.evaluated import answers_of, collapsed
 from trustclip.findings.facts import ENOUGH_RUNS
+from trustclip.findings.scores import answers_of, collapsed
 from trustclip.logs.answers import whole
 from trustclip.logs.identity import flat
 from trustclip.logs.reader import Evaluation, Run
@@ -164,30 +164,29 @@ def pooled(
     if len(values) == 1 and scores[0] is not None:
         return Estimate(values[0], scores[0]["low"], scores[0]["high"], best=best)
     runs = stats.RunSummary.of(values)
-    std = runs.std
+    interval = of_answers(evaluations, task, metric)
+    if interval is None and metric == evaluations[0].number and len(values) > 2:
+        interval = runs.interval()
+    if interval is None:
+        return Estimate(runs.mean, None, None, runs.std, best)
+    return Estimate(interval.value, interval.low, interval.high, runs.std, best)
+
+
+def of_answers(
+    evaluations: Sequence[Evaluation], task: str | None, metric: str
+) -> stats.Interval | None:
+    """A score with its interval, from all samples; None where these are gone.
+
+    It may be Pass@k of a k below their number.
+    """
     answers, strata = shared_answers(evaluations, task)
-    if not answers:
-        bounds = runs.interval() if metric == evaluations[0].number and len(values) > 2 else None
-        low, high = (bounds.low, bounds.high) if bounds else (None, None)
-        return Estimate(runs.mean, low, high, std, best)
     kind, _, k = metric.partition("@")
-    if kind == "mean":
-        interval = stats.mean_interval(answers, strata)
-    else:
-        answers, strata = whole(answers, strata, int(k))
-        interval = stats.pass_interval(answers, int(k), strata)
-    return Estimate(interval.value, interval.low, interval.high, std, best)
-
-
-def pass_estimate(group: Group, task: str | None, k: int) -> Estimate | None:
-    """Pass@k from all samples, of a k below their number; None where they are gone."""
-    answers, strata = shared_answers(group.evaluations("final"), task)
     if not answers:
         return None
-    answers, strata = whole(answers, strata, k)
-    interval = stats.pass_interval(answers, k, strata)
-    low, high = (None, None) if group.unsteady else (interval.low, interval.high)
-    return Estimate(interval.value, low, high)
+    if kind == "mean":
+        return stats.mean_interval(answers, strata)
+    answers, strata = whole(answers, strata, int(k))
+    return stats.pass_interval(answers, int(k), strata)
 
 
 def shared_answers(
@@ -212,10 +211,10 @@ def shared_answers(
     return [[answers[key] for key in keys] for answers in flat], places
 
 
-def group_runs(runs: Sequence[Run], reference: str | None = None) -> list[Group]:
+def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Groups in the order of their first runs, labelled, coloured, with a reference per setting.
 
-    The reference is that of this label; else the suite's, or the first.
+    The reference is the suite's, or the first.
     """
     by_identity: dict[str, list[Run]] = {}
     for run in runs:
@@ -223,13 +222,14 @@ def group_runs(runs: Sequence[Run], reference: str | None = None) -> list[Group]
     members = list(by_identity.values())
     labels = _labels([runs[0] for runs in members])
     colours = {label: number for number, label in enumerate(dict.fromkeys(labels))}
-    groups = [
-        Group(label, runs[0].model, runs[0].setting, sorted(runs, key=_seed_key), colours[label])
-        for label, runs in zip(labels, members, strict=True)
-    ]
+    groups = []
+    for label, runs in zip(labels, members, strict=True):
+        first, by_seed = runs[0], sorted(runs, key=lambda run: str(run.seed))
+        groups.append(Group(label, first.model, first.setting, by_seed, colours[label]))
     for here in by_setting(groups).values():
-        candidates = [g for g in here if g.label == reference]
-        chosen = (candidates or [g for g in here if _is_suites_reference(g)] or here)[0]
+        entries = ((group, group.runs[0].entry) for group in here)
+        of_suite = (group for group, e in entries if e and e.get("label") == e.get("reference"))
+        chosen = next(of_suite, here[0])
         groups[groups.index(chosen)] = replace(chosen, is_reference=True)
     return groups
 
@@ -268,15 +268,6 @@ def names(groups: Sequence[Group]) -> list[str]:
     if len({group.model for group in groups}) > 1:
         return [f"{group.label}, {group.setting}" for group in groups]
     return [f"{g.label} at {g.setting.removeprefix(f'{g.model}, ')}" for g in groups]
-
-
-def _seed_key(run: Run) -> str:
-    return str(run.seed)
-
-
-def _is_suites_reference(group: Group) -> bool:
-    entry = group.runs[0].entry
-    return bool(entry) and entry.get("label") == entry.get("reference")
 
 
 def _identity(run: Run) -> str:

@@ -1,28 +1,29 @@
 """The way to the end: area under the learning curve, collapses, and time to a score."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import isnan, nan
 
 from trustclip import stats
-from trustclip.findings.evaluated import collapsed, mean_of
+from trustclip.findings.comparison import holm
 from trustclip.findings.groups import Group, common_seeds, shared_answers
+from trustclip.findings.scores import collapsed, mean_of
 from trustclip.logs.run import Evaluation, Run
-from trustclip.stats import curves
+from trustclip.stats import Difference, Interval, curves
 from trustclip.stats.differences import paired_runs
 from trustclip.stats.scores import Floats
-
-#: A number with its interval, and a p-value where it is a difference; None where it is not known.
-Number = Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
 class Learning:
     """How the runs of a group came to their ends. Scores are Mean@K, in shares of 1.
 
+    Bounds are nan where they are not known. The p of a difference is corrected for all groups
+    (Holm).
+
     Args:
-      area: under the learning curve, mean over runs.
-      area_minus: minus that of the reference, with ``p`` and ``p_holm``; None for the reference.
+      area: under the learning curve, mean over runs; None where it is not known.
+      area_minus: minus that of the reference; None for the reference.
       collapsed: share of runs, with Clopper and Pearson's interval.
       reached: share of runs that reached the threshold, likewise; None without a threshold.
       time: updates until then, those of runs that never did counted to their ends.
@@ -30,12 +31,12 @@ class Learning:
     """
 
     runs: int
-    area: Number | None
-    area_minus: Number | None
-    collapsed: Number
-    reached: Number | None = None
-    time: Number | None = None
-    time_minus: Number | None = None
+    area: Interval | None
+    area_minus: Difference | None
+    collapsed: Interval
+    reached: Interval | None = None
+    time: Interval | None = None
+    time_minus: Difference | None = None
 
 
 def learning_curve(run: Run) -> dict[int, Evaluation]:
@@ -103,14 +104,14 @@ def _complete_runs(group: Group) -> list[Run]:
 
 
 def _of(
-    group: Group, area: Number | None, time: Number | None, reaches: float | None
+    group: Group, area: Difference | None, time: Difference | None, reaches: float | None
 ) -> Learning | None:
     runs = _complete_runs(group)
     if not runs:
         return None
     own = _area(runs)
     if own is not None and group.unsteady:
-        own = {**own, "low": None, "high": None}
+        own = Interval(own.value)
     fallen = _rate([collapsed(run) for run in runs])
     if reaches is None:
         return Learning(len(runs), own, area, fallen)
@@ -118,33 +119,31 @@ def _of(
     return Learning(len(runs), own, area, fallen, hits, _time(runs, reaches), time)
 
 
-def _rate(hits: Sequence[bool]) -> Number:
+def _rate(hits: Sequence[bool]) -> Interval:
     """Share of runs; one run has no interval worth a number."""
-    interval = vars(stats.rate_interval(sum(hits), len(hits)))
-    return interval if len(hits) > 1 else {**interval, "low": None, "high": None}
+    return stats.rate_interval(sum(hits), len(hits)) if len(hits) > 1 else Interval(sum(hits))
 
 
 def _times(runs: Sequence[Run], reaches: float) -> Floats:
     return curves.restricted([time_of(run, reaches) for run in runs], [r.last_step for r in runs])
 
 
-def _time(runs: Sequence[Run], reaches: float) -> Number:
+def _time(runs: Sequence[Run], reaches: float) -> Interval:
     """Restricted mean of the times; its interval, within the run, needs times that differ."""
-    times, end = _times(runs, reaches), max(run.last_step for run in runs)
-    mean = float(times.mean())
+    times, end = _times(runs, reaches), float(max(run.last_step for run in runs))
     if len(set(times)) < 2:
-        return {"value": mean, "low": None, "high": None}
+        return Interval(float(times.mean()))
     interval = stats.RunSummary.of(times).interval()
-    return {"value": mean, "low": max(interval.low, 0.0), "high": min(interval.high, float(end))}
+    return replace(interval, low=max(interval.low, 0.0), high=min(interval.high, end))
 
 
-def _area(runs: Sequence[Run]) -> Number | None:
+def _area(runs: Sequence[Run]) -> Interval | None:
     """Mean over runs, with the interval of their answers where these are known."""
     answers, strata = tallies(runs)
     if answers is not None:
-        return vars(stats.mean_interval(answers, strata))
+        return stats.mean_interval(answers, strata)
     values = [value for run in runs if (value := area_of(run)) is not None]
-    return {"value": sum(values) / len(values), "low": None, "high": None} if values else None
+    return Interval(sum(values) / len(values)) if values else None
 
 
 def tallies(runs: Sequence[Run]) -> tuple[stats.Tally | None, list[str]]:
@@ -163,7 +162,7 @@ def tallies(runs: Sequence[Run]) -> tuple[stats.Tally | None, list[str]]:
     return curves.area_tally([*by_run[0]], by_update), strata
 
 
-def _area_minus(ours: Sequence[Run], theirs: Sequence[Run]) -> Number | None:
+def _area_minus(ours: Sequence[Run], theirs: Sequence[Run]) -> Difference | None:
     answers, strata = tallies([*ours, *theirs])
     if answers is None:
         return None
@@ -171,11 +170,11 @@ def _area_minus(ours: Sequence[Run], theirs: Sequence[Run]) -> Number | None:
     a = stats.Tally(answers.right[:many], answers.total[:many])
     b = stats.Tally(answers.right[many:], answers.total[many:])
     if (a.right == b.right).all():
-        return {"value": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
-    return vars(stats.paired_difference(a, b, strata, same_seeds=True))
+        return Difference(0.0, 0.0, 0.0, 1.0)
+    return stats.paired_difference(a, b, strata, same_seeds=True)
 
 
-def _time_minus(ours: Sequence[Run], theirs: Sequence[Run], reaches: float) -> Number | None:
+def _time_minus(ours: Sequence[Run], theirs: Sequence[Run], reaches: float) -> Difference | None:
     """Difference of the times, paired by seed.
 
     Times are those of evaluations, and may differ by the same in every seed: p is no less than
@@ -187,12 +186,10 @@ def _time_minus(ours: Sequence[Run], theirs: Sequence[Run], reaches: float) -> N
     gap, end = paired_runs(gaps), max(run.last_step for run in [*ours, *theirs])
     p = max(gap.p, 2.0 ** (1 - gaps.runs))
     if not gaps.std:
-        return {"value": gap.value, "low": None, "high": None, "p": p}
-    return {"value": gap.value, "low": max(gap.low, -end), "high": min(gap.high, end), "p": p}
+        return Difference(gap.value, nan, nan, p)
+    return Difference(gap.value, max(gap.low, -end), min(gap.high, end), p)
 
 
-def _with_holm(gaps: Sequence[Number | None]) -> list[Number | None]:
+def _with_holm(gaps: Sequence[Difference | None]) -> list[Difference | None]:
     """Differences with their p-values after Holm's correction."""
-    p_values = [nan if d is None or d["p"] is None else d["p"] for d in gaps]
-    adjusted = stats.holm(p_values).tolist()
-    return [None if d is None else {**d, "p_holm": p} for d, p in zip(gaps, adjusted, strict=True)]
+    return [gap and replace(gap, p=p) for gap, p in zip(gaps, holm(gaps), strict=True)]

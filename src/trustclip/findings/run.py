@@ -30,7 +30,7 @@ SUBJECTS: tuple[Subject, ...] = (
     sampler.of_run,
     movement.drift,
     signals.of_run,
-    scores.of_run,
+    lambda course: scores.of_run(course.run),
     shadows.of_run,
     lambda course: _notices(course.run),
 )
@@ -66,12 +66,10 @@ def _subject(course: Course) -> Finding:
         many = f"{run.last_step} updates" if rows else tuned
         state = state if rows else ""
         text = f"{run.name}: {run.command} of {run.model}, {many}{state}. It has no constraint."
-    elif not rows:
-        none = "its log holds no update" if run.finished else "no update logged yet"
-        text = f"{run.name}: {describe(run.method)} on {run.model}, {none}."
     else:
-        many = f"{run.last_step} update{'s' * (run.last_step != 1)}"
-        text = f"{run.name}: {describe(run.method)} on {run.model}, {many}{state}."
+        none = "its log holds no update" if run.finished else "no update logged yet"
+        many = f"{run.last_step} update{'s' * (run.last_step != 1)}{state}" if rows else none
+        text = f"{run.name}: {describe(run.method)} on {run.model}, {many}."
     return Finding("run/subject", "note", text, {"updates": run.last_step})
 
 

@@ -1,19 +1,30 @@
-"""Shadow gates: what other methods would have cut of the same tokens."""
+"""Shadow gates: what other methods would have cut of the same tokens, and at which threshold."""
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
 
+import numpy as np
+import torch
+
 from trustclip.constraints.base import Method, methods
+from trustclip.constraints.shadow import refusal
+from trustclip.constraints.thresholds import scale_thresholds, thresholds, widest
 from trustclip.findings.course import Course
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import PREFIX, values
+from trustclip.logs.watched import chunks, supplied
+from trustclip.stats.scores import Floats
 from trustclip.support.jsonl import Row
 from trustclip.support.text import percent
 
-_NAN = math.nan
+#: The search begins between these factors of the method's own thresholds, at so many of them.
+_FACTORS, _FIRST = (1e-6, 1e6), 25
+#: So many passes over the log follow, each with so many factors within a bracket.
+_PASSES, _EACH = 4, 8
 
 
 @dataclass(frozen=True)
@@ -22,38 +33,38 @@ class Matrix:
 
     Args:
       names: of the methods.
-      gated: share of tokens that each gates; NaN where unknown.
-      both: share of tokens that each pair gates.
-      cosine: between the updates of each pair.
+      gated: share of tokens that each gates; NaN where unknown. Shape [methods].
+      both: share of tokens that each pair gates. Shape [methods, methods].
+      cosine: between the updates of each pair. Same shape.
     """
 
     names: Sequence[str]
-    gated: Sequence[float]
-    both: Sequence[Sequence[float]]
-    cosine: Sequence[Sequence[float]]
+    gated: Floats
+    both: Floats
+    cosine: Floats
 
     @property
-    def jaccard(self) -> list[list[float]]:
+    def jaccard(self) -> Floats:
         """What both of a pair gate over what either does; NaN where neither gates anything."""
-        pairs = range(len(self.names))
-        return [[self._jaccard(i, j) for j in pairs] for i in pairs]
+        return _share(self.both, self.gated[:, None] + self.gated - self.both)
 
     @property
-    def panels(self) -> dict[str, tuple[str, list[list[float]]]]:
+    def panels(self) -> dict[str, tuple[str, Floats]]:
         """What `trustclip.report.draw.figures.matrices` draws."""
         return {
             "Jaccard of the tokens cut": (".0%", self.jaccard),
-            "Cosine of the updates": (".2f", [list(row) for row in self.cosine]),
+            "Cosine of the updates": (".2f", self.cosine),
         }
-
-    def _jaccard(self, i: int, j: int) -> float:
-        either = self.gated[i] + self.gated[j] - self.both[i][j]
-        return self.both[i][j] / either if either > 0 else _NAN
 
     def of_acting(self, i: int) -> tuple[float, float]:
         """(precision, recall) of the ``i``-th method for what the acting one gates."""
-        both = self.both[0][i]
-        return tuple(both / g if g > 0 else _NAN for g in (self.gated[i], self.gated[0]))  # type: ignore[return-value]
+        precision, recall = _share(self.both[0, i], self.gated[[i, 0]])
+        return float(precision), float(recall)
+
+
+def _share(part: Floats, whole: Floats) -> Floats:
+    """Part over whole; NaN where that is nothing."""
+    return part / np.where(whole > 0, whole, np.nan)
 
 
 def matrix(acting: str, metrics: Mapping[str, float]) -> Matrix | None:
@@ -62,23 +73,17 @@ def matrix(acting: str, metrics: Mapping[str, float]) -> Matrix | None:
     labels = [name.removeprefix("shadow/").removesuffix("/gated") for name in names]
     if not labels:
         return None
-
-    def get(i: int, key: str) -> float:
-        return metrics.get(f"shadow/{labels[i - 1]}/{key}", _NAN)
-
-    def pair(key: str, i: int, j: int) -> float:
-        i, j = min(i, j), max(i, j)
-        if i == j:
-            return 1.0 if key == "cosine" else gated[i]
-        if i == 0:
-            return get(j, key)
-        # The order of labels here need not be that of the run.
-        value = get(i, f"{key}/{labels[j - 1]}")
-        return get(j, f"{key}/{labels[i - 1]}") if math.isnan(value) else value
-
-    every = range(len(labels) + 1)
-    gated = [metrics.get("gated", _NAN), *(get(i, "gated") for i in every[1:])]
-    both, cosine = ([[pair(k, i, j) for j in every] for i in every] for k in ("both", "cosine"))
+    gated = np.array([metrics.get(name, np.nan) for name in ("gated", *names)])
+    both, cosine = np.full((2, len(gated), len(gated)), np.nan)
+    for key, pairs in (("both", both), ("cosine", cosine)):
+        for i, label in enumerate(labels, start=1):
+            pairs[0, i] = pairs[i, 0] = metrics.get(f"shadow/{label}/{key}", np.nan)
+            for j, other in enumerate(labels, start=1):
+                # The order of labels here need not be that of the run, which has a pair once.
+                if (value := metrics.get(f"shadow/{label}/{key}/{other}")) is not None:
+                    pairs[i, j] = pairs[j, i] = value
+    np.fill_diagonal(both, gated)
+    np.fill_diagonal(cosine, 1.0)
     return Matrix([acting, *labels], gated, both, cosine)
 
 
@@ -103,13 +108,13 @@ def of_run(course: Course) -> Iterator[Finding]:
         return
     parts = [_clause(overlap, i, acting) for i in sorted(every, key=lambda i: -overlap.gated[i])]
     text = f"On the same tokens, {'; '.join(parts)}."
-    if nearest := [i for i in every if overlap.jaccard[0][i] > 0]:
-        most = max(nearest, key=lambda i: overlap.jaccard[0][i])
+    if nearest := [i for i in every if overlap.jaccard[0, i] > 0]:
+        most = max(nearest, key=lambda i: overlap.jaccard[0, i])
         text += (
             f" {overlap.names[most]} is closest to {acting}: of the tokens that either cuts, both "
-            f"cut {percent(overlap.jaccard[0][most], 0)} %."
+            f"cut {percent(overlap.jaccard[0, most], 0)} %."
         )
-    cut = {f"shadow/{overlap.names[i]}/gated": overlap.gated[i] for i in every}
+    cut = {f"shadow/{overlap.names[i]}/gated": float(overlap.gated[i]) for i in every}
     yield Finding("shadows/cut", "note", text, cut)
 
 
@@ -132,6 +137,83 @@ def _clause(overlap: Matrix, i: int, acting: str) -> str:
     _, recall = overlap.of_acting(i)
     share = percent(recall, 0)
     of_acting = "" if math.isnan(recall) else f", among them {share} % of what {acting} cut"
-    cosine = overlap.cosine[0][i]
+    cosine = overlap.cosine[0, i]
     angle = "" if math.isnan(cosine) else f" (cosine of the updates {cosine:.3f})"
     return f"{name} would have cut {percent(cut, 2)} %{of_acting}{angle}"
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A method at the thresholds with the share asked for.
+
+    Args:
+      method: with its thresholds moved.
+      moved: value of each of them.
+      share: of the tokens that the method would have cut.
+      tokens: of completions with an advantage.
+    """
+
+    method: Method
+    moved: dict[str, float]
+    share: float
+    tokens: int
+
+
+def suggest(method: Method, share: float, paths: Sequence[Path]) -> Suggestion:
+    """Find the thresholds at which a method would have cut a share of the tokens of a log.
+
+    All thresholds of the method are multiplied by one factor, so that their ratios stay. Shares
+    are of the tokens of completions with an advantage. The files (`trustclip.logs.watched.sources`)
+    are read several times, in bounded memory.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"the share must be between 0 and 1, got {share:g}.")
+    if not thresholds(method):
+        raise ValueError(
+            f"no threshold can be suggested for {method.name!r}, because none of its settings "
+            "decides which tokens it cuts."
+        )
+    if reason := refusal(method, supplied(paths), "this log"):
+        raise ValueError(reason)
+    low, high = _FACTORS[0], min(_FACTORS[1], widest(method))
+    shares, tokens = _shares(method, paths, np.geomspace(low, high, _FIRST))
+    for _ in range(_PASSES):
+        shares |= _shares(method, paths, np.geomspace(*_bracket(shares, share), _EACH))[0]
+    at = _bracket(shares, share)[1]
+    if at == low or not 0 < shares[at] <= share:
+        raise ValueError(
+            f"no threshold of {method.name!r} would have cut {percent(share, 2)} % of these "
+            f"{tokens:,} tokens: it cuts between {percent(shares[high], 2)} % and "
+            f"{percent(shares[low], 2)} %."
+        )
+    moved = thresholds(scale_thresholds(method, at))
+    # Four digits are more than a log supports, and what a person types.
+    rounded = {name: float(f"{value:.4g}") for name, value in moved.items()}
+    chosen = replace(method, **rounded)  # type: ignore[type-var]
+    return Suggestion(chosen, moved, shares[at], tokens)
+
+
+@torch.no_grad()
+def _shares(
+    method: Method, paths: Sequence[Path], factors: Iterable[float]
+) -> tuple[dict[float, float], int]:
+    """Share that a method would have cut with its thresholds times each factor; all tokens."""
+    methods = {float(factor): scale_thresholds(method, float(factor)) for factor in factors}
+    cut, tokens = dict.fromkeys(methods, 0), 0
+    for _, batch in chunks(paths):
+        tokens += int(batch.finite.sum())
+        for factor, one in methods.items():
+            cut[factor] += int((batch.finite & ~one.surrogate(batch).kept).sum())
+    if not tokens:
+        raise ValueError(f"{', '.join(map(str, paths))}: no token has an advantage.")
+    return {factor: number / tokens for factor, number in cut.items()}, tokens
+
+
+def _bracket(shares: Mapping[float, float], share: float) -> tuple[float, float]:
+    """The largest factor with a share above the one asked for, and the next."""
+    factors = sorted(shares)  # shares fall as thresholds widen
+    above = [factor for factor in factors if shares[factor] > share]
+    if not above:
+        return factors[0], factors[0]
+    beyond = [factor for factor in factors if factor > above[-1]]
+    return above[-1], beyond[0] if beyond else factors[-1]

@@ -118,13 +118,9 @@ def _idle(course: Course, hopeless: bool) -> Iterator[Finding]:
         + "take problems of medium difficulty, or more completions per prompt."
     )  # fmt: skip
     wasted = share > facts.IDLE and not course.solved and not hopeless
-    yield Finding(
-        "signal/idle",
-        "warning" if wasted else "note",
-        text,
-        {"frac_reward_zero_std" if groups else "completions/zero_advantage": share},
-        advice if wasted else "",
-    )
+    severity, advice = ("warning", advice) if wasted else ("note", "")
+    evidence = {"frac_reward_zero_std" if groups else "completions/zero_advantage": share}
+    yield Finding("signal/idle", severity, text, evidence, advice)
 
 
 def _lengths(course: Course, hopeless: bool) -> Iterator[Finding]:
@@ -144,11 +140,9 @@ def _lengths(course: Course, hopeless: bool) -> Iterator[Finding]:
             "completions."
         )
         often = last > facts.TRUNCATED and not hopeless
+        severity, advice = ("warning", advice) if often else ("note", "")
         evidence = {"completions/clipped_ratio": last}
-        yield Finding(
-            "signal/truncated", "warning" if often else "note", text, evidence,
-            advice if often else "",
-        )  # fmt: skip
+        yield Finding("signal/truncated", severity, text, evidence, advice)
     if length:
         first, last = ends(length)
         course_of = (

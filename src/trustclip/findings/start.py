@@ -20,15 +20,10 @@ the evaluation, and max_completion_length of the training.'
     """
     cut, empty = (_share(scores, name) for name in ("truncated", "no_answer"))
     if cut >= HOPELESS:
-        at = _at(limit)
-        text = f"{percent(cut, 0)} % of the answers of the first evaluation are cut off{at}."
-        yield Finding(
-            "start/cut_off",
-            "fault",
-            text,
-            {"step": 0, "truncated": cut},
-            "raise max_tokens of the evaluation, and max_completion_length of the training.",
-        )
+        share, at = percent(cut, 0), _at(limit)
+        text = f"{share} % of the answers of the first evaluation are cut off{at}."
+        advice = "raise max_tokens of the evaluation, and max_completion_length of the training."
+        yield Finding("start/cut_off", "fault", text, {"step": 0, "truncated": cut}, advice)
     elif empty >= HOPELESS:
         yield Finding(
             "start/no_answer",
@@ -54,14 +49,10 @@ the groups all rewards are equal.'
     equal = _share(row, "frac_reward_zero_std")
     groups = f", and in {percent(equal, 0)} % of the groups all rewards are equal" if equal else ""
     if cut >= HOPELESS:
-        yield Finding(
-            "start/cut_off",
-            "fault",
-            f"{percent(cut, 0)} % of the completions of the first generation are cut "
-            f"off{_at(limit)}{groups}.",
-            {"step": step, "completions/clipped_ratio": cut},
-            "raise max_completion_length.",
-        )
+        share, evidence = percent(cut, 0), {"step": step, "completions/clipped_ratio": cut}
+        at = f"{_at(limit)}{groups}"
+        text = f"{share} % of the completions of the first generation are cut off{at}."
+        yield Finding("start/cut_off", "fault", text, evidence, "raise max_completion_length.")
     elif equal >= HOPELESS:
         reward = row.get("reward")
         level = f" (mean {reward:.3g})" if isinstance(reward, int | float) else ""
@@ -117,13 +108,10 @@ training), or ask for less.']
     many, empty = len(cut), answers.count(None)
     equal = sum(len(set(group)) == 1 for group in groups if len(group) > 1)
     if sum(cut) > many / 2:
-        yield Finding(
-            "start/cut_off",
-            "fault" if sum(cut) >= HOPELESS * many else "warning",
-            f"{sum(cut)} of {many} completions are cut off at the limit.",
-            {"truncated": sum(cut) / many},
-            "raise max_tokens (max_completion_length of a training), or ask for less.",
-        )
+        severity = "fault" if sum(cut) >= HOPELESS * many else "warning"
+        text = f"{sum(cut)} of {many} completions are cut off at the limit."
+        advice = "raise max_tokens (max_completion_length of a training), or ask for less."
+        yield Finding("start/cut_off", severity, text, {"truncated": sum(cut) / many}, advice)
     elif empty > many / 2:
         yield Finding(
             "start/no_answer",

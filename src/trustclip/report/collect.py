@@ -15,7 +15,6 @@ from trustclip.logs.score_files import read_all
 from trustclip.report import results
 from trustclip.report.draw import budget, curves, mismatch, plots, swept
 from trustclip.report.draw.marks import Figure
-from trustclip.report.learning import table_of
 from trustclip.report.tables import Table
 
 Item = TypeVar("Item")
@@ -80,10 +79,7 @@ def _many(count: int, noun: str) -> str:
 
 
 def collect(
-    paths: Sequence[Path],
-    reference: str | None = None,
-    reaches: float | None = None,
-    choice: Choice | None = None,
+    paths: Sequence[Path], reaches: float | None = None, choice: Choice | None = None
 ) -> Report:
     """Read run directories, or scores of other programs, and make the contents of their report.
 
@@ -93,10 +89,10 @@ def collect(
     if not paths:
         raise ValueError("a report needs at least one run directory.")
     runs = read_all(paths, choice or Choice())
-    groups = group_runs(runs, reference)
+    groups = group_runs(runs)
     by_mean, by_pass = compare(groups, "mean"), compare(groups, "pass")
-    tables = [results.single_table(groups)] if results.columns(groups) else []
-    tables += _some(
+    tables = _some(
+        results.single_table(groups),
         results.repeated_table(groups),
         results.comparison_table(by_mean, "mean-differences"),
         results.comparison_table(by_pass, "pass-differences"),
@@ -118,6 +114,7 @@ def collect(
     sweeps = [*swept.swept_figures(groups, by_mean), *swept.sweep_figures(groups)]
     reaches = threshold(groups, reaches)
     ways = learning(groups, reaches)
+    learned = _some(results.learning_table(groups, ways, reaches))
     by_run = differences.findings_by_run(groups)
     return Report(
         groups=groups,
@@ -130,7 +127,7 @@ def collect(
         sections=[
             Section("scores", "Scores", _some(plots.forest_figure(groups, by_mean)), tables),
             Section("constraint", "Constraint", _some(plots.constraint_figure(groups))),
-            Section("training", "Training", training, _some(table_of(groups, ways, reaches))),
+            Section("training", "Training", training, learned),
             Section("sweep", "Sweep", sweeps),
             Section("budget", "Samples and K", _for_each(groups, budget.budget_figure)),
             Section("gate", "Gate", gate),

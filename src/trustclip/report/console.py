@@ -1,5 +1,6 @@
-"""Runs against each other on the console: ``trustclip compare``."""
+"""``trustclip compare``: runs against each other, in words, JSON, LaTeX and a figure."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +12,17 @@ from trustclip.findings.comparison import Compared, compare, difference_on, poin
 from trustclip.findings.conditions import require_equal_problems
 from trustclip.findings.differences import cautions
 from trustclip.findings.facts import LEVEL
-from trustclip.findings.groups import Estimate, Group, group_runs, names, pass_estimate
+from trustclip.findings.groups import Estimate, Group, group_runs, names, of_answers
 from trustclip.findings.run import of_run
 from trustclip.logs.choice import Choice
 from trustclip.logs.reader import Run, find, read_run
 from trustclip.logs.score_files import own_paths, read_all
-from trustclip.report.compared import as_json, as_latex, draw
+from trustclip.report.draw.plots import forest_figure
 from trustclip.report.results import p_text
-from trustclip.support.names import some
+from trustclip.report.tables import latex_text
+from trustclip.stats import Interval
+from trustclip.support.jsonl import plain, write_bytes
+from trustclip.support.names import some, unknown
 from trustclip.support.terminal import print_table
 from trustclip.support.text import bracket, one_line, percent, title_of
 
@@ -63,11 +67,11 @@ def print_comparison(
     notes = [f"{run.path}: {remark}." for run in runs for remark in run.remarks]
     notes += [caution.text for caution in cautions(groups, comparisons)]
     if figure is not None:
-        draw(groups, by_kind["mean"], figure)
+        _draw(groups, by_kind["mean"], figure)
     if form == "json":
-        console.print(as_json(groups, comparisons, notes), soft_wrap=True, highlight=False)
+        console.print(_as_json(groups, comparisons, notes), soft_wrap=True, highlight=False)
     elif form == "latex":
-        console.print(as_latex(comparisons), soft_wrap=True, highlight=False)
+        console.print(_as_latex(comparisons), soft_wrap=True, highlight=False)
     else:
         console.print(_heading(groups, by_kind), highlight=False)
         print_table(console, _table(groups, by_kind), keys=3)
@@ -191,11 +195,66 @@ def _metric(group: Group, kind: str, comparisons: Sequence[Compared]) -> str:
     return next(iter(compared), None) or group.metrics[0 if kind == "mean" else 1]
 
 
-def _estimate(group: Group, task: str | None, metric: str) -> Estimate | None:
+def _estimate(group: Group, task: str | None, metric: str) -> Estimate | Interval | None:
     """The score of a group, also of a k below its number of samples."""
     if metric in group.metrics:
         return group.estimate(task, metric)
-    return pass_estimate(group, task, int(metric.partition("@")[2]))
+    found = of_answers(group.evaluations("final"), task, metric)
+    return Interval(found.value) if found is not None and group.unsteady else found
+
+
+def _as_json(groups: Sequence[Group], comparisons: Sequence[Compared], notes: Sequence[str]) -> str:
+    """Scores and comparisons, in shares of 1; null where a number is not known."""
+    scores = [
+        {"arm": group.label, "score": metric, "runs": len(group.scored), **vars(estimate)}
+        for group in groups
+        for metric in group.metrics
+        if (estimate := group.estimate(None, metric)) is not None
+    ]
+    found = [
+        {
+            "score": one.metric,
+            "arm": one.group.label,
+            "runs": one.seeds,
+            "paired_by_seed": one.same_seeds,
+            "difference": one.difference,
+            "p_holm": one.p_holm,
+            "detectable": one.detectable,
+            "lost_counted_as_wrong": one.counted,
+            "resolved": one.resolved,
+            "verdict": one.verdict,
+        }
+        for one in comparisons
+    ]
+    reference = groups[0].label
+    whole = {"reference": reference, "scores": scores, "comparisons": found, "notes": [*notes]}
+    return json.dumps(plain(whole), indent=2, ensure_ascii=False)
+
+
+def _as_latex(comparisons: Sequence[Compared]) -> str:
+    """A row for each comparison: arm, score, runs, difference with its interval, corrected p."""
+    rows = ["% arm & score & runs & difference [95 % interval], points & p (Holm)"]
+    for one in comparisons:
+        gap = "-" if one.difference is None else points(one.difference)
+        cells = [one.group.label, title_of(one.metric), str(one.seeds), gap, p_text(one.p_holm)]
+        rows.append(" & ".join(map(latex_text, cells)) + r" \\")
+    return "\n".join(rows)
+
+
+def _draw(groups: Sequence[Group], compared: Sequence[Compared], path: Path) -> None:
+    """Draw scores and differences with their intervals into a file, SVG or PDF.
+
+    Raises:
+      ValueError: the file has another ending.
+    """
+    if path.suffix not in (".svg", ".pdf"):
+        raise ValueError(unknown("kind of figure", path.suffix, (".svg", ".pdf")))
+    from trustclip.report.draw import figures
+
+    figure = forest_figure(groups, compared)
+    assert figure is not None  # runs without a score are refused before
+    picture = figures.draw(figure)
+    write_bytes(path, picture.svg.encode() if path.suffix == ".svg" else picture.pdf)
 
 
 def explain(folder: Path) -> list[str]:

@@ -1,6 +1,6 @@
-"""The page: one self-contained HTML file, without network access."""
+"""The report as files: a page, one self-contained HTML file; its tables and its figures."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +10,16 @@ from trustclip.constraints.base import methods
 from trustclip.constraints.registry import method
 from trustclip.findings.differences import RunFindings
 from trustclip.findings.groups import Group
-from trustclip.logs.reader import Run
+from trustclip.logs.choice import Choice
+from trustclip.logs.recognise import holds_tokens
 from trustclip.logs.samples import COLUMNS, MAX_CHARACTERS, page_rows
+from trustclip.logs.score_files import own_paths
 from trustclip.logs.tokens import TOKENS
 from trustclip.report.collect import Report, collect
 from trustclip.report.draw.marks import PALETTE, Figure
 from trustclip.report.html import embedded, environment, page_of, rendered
-from trustclip.report.microscope import SCRIPTS, tokens_data
+from trustclip.report.microscope import SCRIPTS, token_page, tokens_data
+from trustclip.report.tables import latex, markdown
 from trustclip.support.inside import Inside
 from trustclip.support.jsonl import write_text
 from trustclip.support.secrets import redact, redacted_argv
@@ -44,6 +47,58 @@ def write_page(folder: Path, title: str) -> str:
     """
     write_text(folder / "report.html", render(collect([folder]), title))
     return "report.html"
+
+
+def build(
+    runs: Sequence[Path],
+    out: Path,
+    *,
+    reaches: float | None = None,
+    choice: Choice | None = None,
+) -> list[Path]:
+    """Build the report of runs: ``index.html``, ``tables.*`` and ``figures/``.
+
+    Run directories are only read; unfinished runs are reported up to their last update.
+
+    Args:
+      runs: run directories, suites for all of theirs, or scores of other programs; or files of
+        tokens alone, of any engine, whose report is the page of the tokens.
+      out: folder of the report, created if missing; files of an earlier report are replaced.
+      reaches: score whose time is reported, a share of 1; the suite's own when None.
+      choice: how scores of other programs are read.
+
+    Returns:
+      The files written, the page first.
+
+    Raises:
+      ValueError: no run, runs that hold nothing to report, a path that is neither a run directory
+        nor a suite, or an ``out`` that is a file.
+    """
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file: name a folder for the report.")
+    choice = choice or Choice()
+    own = own_paths(runs, choice)
+    if runs and own and all(p.is_file() and holds_tokens(p) for p in runs):
+        page = token_page(runs, "Tokens")
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / "index.html", page)
+        return [out / "index.html"]
+    report = collect(runs, reaches, choice)
+    recorded = [run for group in report.groups for run in group.runs]
+    if all(run.silence and not run.samples.places for run in recorded):
+        many = f"none of {len(recorded)} runs has logged an update or an evaluation."
+        raise ValueError(many if len(recorded) > 1 else recorded[0].silence)
+    (out / "figures").mkdir(parents=True, exist_ok=True)
+    pictures = drawn(report.figures)
+    texts = {
+        "index.html": render(report, "Report", saved=True, pictures=pictures),
+        "tables.md": "\n".join(markdown(table) for table in report.tables),
+        "tables.tex": "% Needs the package booktabs.\n" + "\n".join(map(latex, report.tables)),
+    }
+    for name, text in texts.items():
+        write_text(out / name, text)
+    images = [path for f in report.figures for path in pictures[f.key].save(f, out / "figures")]
+    return [*(out / name for name in texts), *images]
 
 
 def render(
@@ -87,28 +142,18 @@ def drawn(figures: Sequence[Figure]) -> "dict[str, Picture]":
 
 
 def _run(entry: RunFindings) -> dict[str, Any]:
-    group, run = entry.group, entry.run
-    final = run.final
-    metric = group.metrics[0] if group.metrics else None
+    """An entry of the report, and what the page says of it in words."""
+    run, final = entry.run, entry.run.final
+    metric = next(iter(entry.group.metrics), None)
     score = final.score(None, metric) if final and metric else None
     training = run.summary.get("training")
     gated = training.get("mean_gated") if isinstance(training, Mapping) else None
     return {
-        "label": group.label,
-        "series": group.series,
-        "model": run.model,
-        "seed": run.seed,
-        "path": str(run.path),
-        "command": run.command,
-        "finished": run.finished,
-        "steps": run.last_step,
+        **vars(entry),
         "metric": title_of(metric) if metric else "",
         "score": percent(score["value"], 2) if score else "-",
         "gated": percent(gated if isinstance(gated, int | float) else None, 2),
         "time": duration(run.summary.get("seconds")),
-        "remarks": run.remarks,
-        "name": entry.name,
-        "findings": entry.findings,
         "notices": [finding for finding in entry.findings if finding.subject in ("start", "guard")],
         "watched": bool(run.training or run.evaluations) and run.log is None,
         "config": _as_yaml(dict(run.config)),
@@ -127,9 +172,10 @@ def _as_yaml(record: dict[str, Any]) -> str:
 def _tokens(report: Report) -> dict[str, Any]:
     return tokens_data(
         [
-            (name, run.path)
-            for name, run in _named_runs(report)
-            if (run.log and run.log.tokens) or any(Inside(run.path).files(f"{TOKENS}/*.parquet"))
+            (entry.name, entry.run.path)
+            for entry in report.by_run
+            if (entry.run.log and entry.run.log.tokens)
+            or any(Inside(entry.run.path).files(f"{TOKENS}/*.parquet"))
         ],
         {_method_of(group): group.series % len(PALETTE) for group in report.groups},
     )
@@ -142,24 +188,17 @@ def _method_of(group: Group) -> str:
     return chosen.name if chosen is not None and known else group.label
 
 
-def _named_runs(report: Report) -> Iterator[tuple[str, Run]]:
-    for group in report.groups:
-        for run in group.runs:
-            yield f"{group.label}, seed {run.seed}" if len(group.runs) > 1 else group.label, run
-
-
 def _samples(report: Report) -> dict[str, Any]:
     problems: dict[str, int] = {}
-    by_name = [*_named_runs(report)]
-    share = MAX_CHARACTERS // max(len(by_name), 1)
+    share = MAX_CHARACTERS // max(len(report.by_run), 1)
     runs = [
         {
-            "name": name,
-            "model": run.model,
-            "total": len(run.samples.places),
-            "rows": page_rows(run.path, run.samples, share, problems),
+            "name": entry.name,
+            "model": entry.run.model,
+            "total": len(entry.run.samples.places),
+            "rows": page_rows(entry.run.path, entry.run.samples, share, problems),
         }
-        for name, run in by_name
+        for entry in report.by_run
     ]
     return {
         "columns": COLUMNS,

@@ -14,7 +14,7 @@ from trustclip.findings.learning import learning_curve, tallies
 from trustclip.logs.choice import Choice
 from trustclip.logs.reader import Run
 from trustclip.logs.score_files import read_all
-from trustclip.stats.planning import Spread, pooled, seeds_for, spread_of
+from trustclip.stats.power import Spread, pooled, seeds_for, spread_of
 from trustclip.stats.scores import benchmarks, macro_weights, problem_scores, strata_groups
 from trustclip.support.terminal import print_table
 from trustclip.support.text import title_of

@@ -1,12 +1,15 @@
-"""The tables of a report: scores of every group, their differences, and their shadows."""
+"""The tables of a report: scores of every group, differences, learning curves, and shadows."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from trustclip.findings.comparison import Compared
+from trustclip.findings.comparison import Compared, significant
+from trustclip.findings.facts import LEFT
 from trustclip.findings.groups import Estimate, Group, by_setting, names
+from trustclip.findings.learning import Learning
 from trustclip.findings.shadows import Matrix, matrix, mean_metrics
 from trustclip.report.tables import NOTHING, Cell, Table, TableRow
+from trustclip.stats import Difference, Interval
 from trustclip.support.text import bracket, percent, signed, title_of
 
 #: Headings of benchmarks, by the name of their task.
@@ -43,14 +46,20 @@ def estimate(group: Group, column: Column, moment: str, tasks: Sequence[str]) ->
     return group.estimate(task, metric, moment) if task is not None or complete else None
 
 
-def single_table(groups: Sequence[Group]) -> Table:
+def single_table(groups: Sequence[Group]) -> Table | None:
     """Scores before training, at the end and at best: the paper's Table 2 for these runs."""
     cols, tasks = columns(groups), tasks_of(groups)
+    if not cols:
+        return None
     rows: list[TableRow] = []
     settings = by_setting(groups)
     for setting, here in settings.items():
         rows += [TableRow(setting, kind="section")] if len(settings) > 1 else []
-        rows += _base_rows(here, cols, tasks)
+        initial = [[estimate(group, col, "initial", tasks) for col in cols] for group in here]
+        # Runs of one seed begin alike: the first group with scores represents them all.
+        if base := next(filter(any, initial), None):
+            cells = [_single_cell(e, False) for e in base]
+            rows.append(TableRow("before training", cells, "base"))
         finals = [[estimate(group, col, "final", tasks) for col in cols] for group in here]
         highest = [
             max((e.value for e in column if e), default=0.0) for column in zip(*finals, strict=True)
@@ -80,16 +89,6 @@ def single_table(groups: Sequence[Group]) -> Table:
 
 def _one_training(group: Group) -> bool:
     return group.runs[0].method is not None and len(group.scored) == 1
-
-
-def _base_rows(
-    groups: Sequence[Group], cols: Sequence[Column], tasks: Sequence[str]
-) -> Iterator[TableRow]:
-    initial = [[estimate(group, col, "initial", tasks) for col in cols] for group in groups]
-    measured = [row for row in initial if any(row)]
-    if measured:
-        # Runs of one seed begin alike: the first group with scores represents them all.
-        yield TableRow("before training", [_single_cell(e, False) for e in measured[0]], "base")
 
 
 def _single_cell(score: Estimate | None, strong: bool) -> Cell:
@@ -141,7 +140,7 @@ def comparison_table(compared: Sequence[Compared], key: str) -> Table | None:
         return None
     metric = next((c.metric for c in compared if c.difference is not None), compared[0].metric)
     rows = []
-    for label, c in zip(names([c.group for c in compared]), compared, strict=True):
+    for c in compared:
         d = c.difference
         numbers = [NOTHING] * 4
         if d is not None:
@@ -155,7 +154,7 @@ def comparison_table(compared: Sequence[Compared], key: str) -> Table | None:
         parts = [f"{c.seeds} seeds"] if c.seeds > 1 else []
         parts += [f"at update {c.step}"] if c.step is not None else []
         note = ", ".join(parts)
-        rows.append(TableRow(label, [*numbers, Cell(c.verdict)], "ours", note, c.group.series))
+        rows.append(TableRow(c.name, [*numbers, Cell(c.verdict)], "ours", note, c.group.series))
     paired = "problem and seed" if any(c.seeds > 1 for c in compared) else "problem"
     family = len([c for c in compared if c.difference is not None])
     many = f"{family} comparison{'s' * (family != 1)}"
@@ -181,6 +180,58 @@ def p_text(p: float | None) -> str:
     return "-" if p is None or p != p else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
+def learning_table(
+    groups: Sequence[Group], curves: Sequence[Learning | None], reaches: float | None
+) -> Table | None:
+    """A row for each group of a report that has a learning curve; None of a single run."""
+    if sum(len(group.runs) for group in groups) < 2 or not any(curves):
+        return None
+    rows = []
+    for name, group, curve in zip(names(groups), groups, curves, strict=True):
+        if curve is not None:
+            note = f"{len(group.scored)} seeds" if len(group.scored) > 1 else ""
+            rows.append(TableRow(name, _learned(curve), note=note, series=group.series))
+    head = [("area", ["mean", "difference", "p (Holm)"]), ("", ["collapsed"])]
+    notes = [
+        "Area is the mean score of a run on its way, in percent: the area under the learning curve "
+        "of Mean@K, divided by its length (trapezoidal rule over the updates of all evaluations). "
+        "Differences are to the reference, and p is corrected for all of them (Holm). Collapsed "
+        f"is the share of runs that ended below {percent(LEFT, 0)} % of their best "
+        "evaluation, in percent. Brackets hold 95 % intervals: of areas as of final scores, of "
+        "rates Clopper and Pearson's."
+    ]
+    if reaches is not None:
+        head += [(f"to {percent(reaches, 0)} %", ["reached", "updates", "difference", "p (Holm)"])]
+        notes.append(
+            f"Reached is the share of runs that an evaluation found at {percent(reaches, 0)} % or "
+            "more, in percent. Updates are counted until the first such evaluation, or to the end "
+            "of a run that never got there (restricted mean); intervals are over seeds, and seeds "
+            "are paired in the differences."
+        )
+    return Table("learning", "Learning curves", "method", head, rows, notes)
+
+
+def _learned(curve: Learning) -> list[Cell]:
+    cells = [_number(curve.area), *_changed(curve.area_minus), _number(curve.collapsed)]
+    if curve.reached is not None:
+        cells += [_number(curve.reached), _number(curve.time, 0.01)]
+        cells += _changed(curve.time_minus, 0.01)
+    return cells
+
+
+def _number(number: Interval | Difference | None, unit: float = 1.0) -> Cell:
+    """A number with its interval in percent, in this unit: as it is in one of 0.01."""
+    if number is None:
+        return NOTHING
+    return Cell(percent(number.value * unit), bracket(number.low * unit, number.high * unit))
+
+
+def _changed(change: Difference | None, unit: float = 1.0) -> list[Cell]:
+    if change is None:
+        return [NOTHING, NOTHING]
+    return [_number(change, unit), Cell(p_text(change.p), strong=significant(change.p))]
+
+
 def shadow_tables(groups: Sequence[Group]) -> list[Table]:
     """For each group with shadows: what they would have cut."""
     built = []
@@ -193,15 +244,15 @@ def shadow_tables(groups: Sequence[Group]) -> list[Table]:
 
 
 def _measures(overlap: Matrix, group: Group, number: int) -> Table:
-    cells = [_share(overlap.gated[0]), *[Cell("-")] * 4]
-    rows = [TableRow(_numbered(0, overlap.names[0]), cells, note="acting", series=group.series)]
+    acting = Cell(percent(overlap.gated[0], 2))
+    rows = [TableRow(f"1\N{NO-BREAK SPACE}{overlap.names[0]}", [acting, *[NOTHING] * 4],
+                     note="acting", series=group.series)]  # fmt: skip
     for i, name in enumerate(overlap.names[1:], start=1):
-        precision, recall = overlap.of_acting(i)
-        cosine = overlap.cosine[0][i]
-        cells = [_share(overlap.gated[i]), _share(precision, 1), _share(recall, 1)]
-        cells.append(_share(overlap.jaccard[0][i], 1))
+        cosine = overlap.cosine[0, i]
+        cells = [Cell(percent(overlap.gated[i], 2))]
+        cells += [Cell(percent(x)) for x in (*overlap.of_acting(i), overlap.jaccard[0, i])]
         cells.append(Cell("-" if math.isnan(cosine) else f"{cosine:.3f}"))
-        rows.append(TableRow(_numbered(i, name), cells))
+        rows.append(TableRow(f"{i + 1}\N{NO-BREAK SPACE}{name}", cells))
     head = ["cut %", "precision %", "recall %", "Jaccard %", "cosine of updates"]
     note = (
         "Numbers are means over the logged updates. Precision is the share of the shadow's cuts "
@@ -210,11 +261,3 @@ def _measures(overlap: Matrix, group: Group, number: int) -> Table:
     )
     title = f"What other methods would have cut in the runs of {group.label}"
     return Table(f"shadows-{number}", title, "method", [("", head)], rows, [note])
-
-
-def _numbered(i: int, name: str) -> str:
-    return f"{i + 1}\N{NO-BREAK SPACE}{name}"
-
-
-def _share(value: float, digits: int = 2) -> Cell:
-    return Cell(percent(value, digits))

@@ -19,7 +19,7 @@ from trustclip.constraints.registry import method
 from trustclip.logs.recognise import token_rows
 from trustclip.logs.tokens import TokenRow, token_batch
 from trustclip.logs.watched import sources
-from trustclip.report.tokens import strings
+from trustclip.report.microscope import strings
 from trustclip.support.names import some, unknown
 from trustclip.support.text import percent, show_controls
 

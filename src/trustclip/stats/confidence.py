@@ -38,8 +38,8 @@ class Interval:
     """
 
     value: float
-    low: float
-    high: float
+    low: float = nan
+    high: float = nan
 
 
 @dataclass(frozen=True)
@@ -319,6 +319,11 @@ class RunSummary:
     def from_population_std(cls, mean: float, std: float, runs: int) -> "RunSummary":
         """Summary from a std with divisor `runs`, numpy's default."""
         return cls(mean, std * sqrt(runs / (runs - 1)), runs)
+
+    @property
+    def variance(self) -> Variance:
+        """Variance of the mean over runs."""
+        return Variance(self.std**2 / self.runs, self.runs - 1)
 
     def interval(self, level: float = 0.95) -> Interval:
         """Student's interval of the mean over runs."""

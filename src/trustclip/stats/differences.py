@@ -117,9 +117,7 @@ def paired_difference(
       Hesterberg, "What Teachers Should Know About the Bootstrap", The American Statistician 69
       (2015). Owen, "The Pigeonhole Bootstrap", Annals of Applied Statistics 1 (2007).
     """
-    scores_a, scores_b = paired_scores(a, b, k)
-    (scores_a, tasks), (scores_b, _) = by_family(scores_a, strata), by_family(scores_b, strata)
-    groups = strata_groups(tasks, scores_a.shape[1])
+    scores_a, scores_b, groups = paired_scores(a, b, strata, k)
     d = np.round(scores_a.mean(axis=0) - scores_b.mean(axis=0), 12)
     value = float(macro_average(d[None], groups))
     variance = difference_variance(scores_a, scores_b, groups, same_seeds)
@@ -128,16 +126,12 @@ def paired_difference(
     quantile = t_quantile(level, variance.freedom)
     if np.isnan(quantile):
         return Difference(value, nan, nan, p)
-    if min(len(scores_a), len(scores_b)) == 2:
-        p = max(p, _student_p(value, variance), _of_two(same_seeds))
-        return Difference(value, nan, nan, p)
-    if scores_a.shape[0] > 1:
-        half = quantile * sqrt(variance.total)
-        low, high = -half, half
-        p = max(p, _student_p(value, variance))
+    if (few := min(len(scores_a), len(scores_b))) > 1:
+        half, of_runs = _of_runs(value, variance, few, same_seeds, level)
+        p, low, high = max(p, of_runs), -half, half
     else:
         low, high = _bootstrap_bounds(d, groups, quantile, resamples, rng)
-    low, high = _widen(low, high, _unseen(groups, level), atypical_problems(d, groups))
+    low, high = _widened(low, high, d, groups, level)
     return Difference(value, max(value + low, -1.0), min(value + high, 1.0), p)
 
 
@@ -172,14 +166,13 @@ def _unpaired_freedom(welch: float, seeds: Sequence[int]) -> float:
     return min(welch, few) if few < many else (welch + few) / 2
 
 
-def _of_two(same_seeds: bool) -> float:
-    return OF_TWO_PAIRS if same_seeds else OF_TWO_AND_TWO
-
-
 def paired_scores(
-    a: Correct | Tally, b: Correct | Tally, k: int | None = None
-) -> tuple[Floats, Floats]:
-    """Scores [seeds, problems] of two models, checked to be comparable."""
+    a: Correct | Tally, b: Correct | Tally, strata: Strata | None = None, k: int | None = None
+) -> tuple[Floats, Floats, list[Ints]]:
+    """Scores [seeds, units] of two models, checked to be comparable, and the units by benchmark.
+
+    A unit is a problem, or a family of problems.
+    """
     scores_a, scores_b = problem_scores(tally(a), k), problem_scores(tally(b), k)
     (seeds_a, problems_a), (seeds_b, problems_b) = scores_a.shape, scores_b.shape
     if problems_a != problems_b:
@@ -192,7 +185,8 @@ def paired_scores(
             f"a has {seeds_a} seed(s) and b has {seeds_b}: give each one seed, or each at least "
             "two, or how much training runs differ is unknown for one of them"
         )
-    return scores_a, scores_b
+    (scores_a, tasks), (scores_b, _) = by_family(scores_a, strata), by_family(scores_b, strata)
+    return scores_a, scores_b, strata_groups(tasks, scores_a.shape[1])
 
 
 def _bootstrap_bounds(
@@ -243,19 +237,13 @@ def _sign_flip_tail(sizes: Floats, counts: Ints, extreme: float, resamples: int)
     return float(min(2 * weights.mean(), 1.0))
 
 
-def _student_p(value: float, variance: Variance) -> float:
-    if variance.total == 0:
-        return 0.0 if value else 1.0
-    return float(2 * stdtr(variance.freedom, -abs(value) / sqrt(variance.total)))
-
-
-def _unseen(groups: Sequence[Ints], level: float) -> float:
-    """Upper bound on the share of problems that differ, although none was observed to."""
-    weights = macro_weights(groups)
-    return 1 - ((1 - level) / 2) ** float(weights @ weights)
-
-
-def _widen(low: float, high: float, unseen: float, informative: int) -> tuple[float, float]:
+def _widened(
+    low: float, high: float, d: Floats, groups: Sequence[Ints], level: float
+) -> tuple[float, float]:
+    """Bounds that stay open where a and b hardly differ, see `paired_difference`."""
+    weights, informative = macro_weights(groups), atypical_problems(d, groups)
+    # Upper bound on the share of problems that differ, although none was observed to.
+    unseen = 1 - ((1 - level) / 2) ** float(weights @ weights)
     half = (high - low) / 2
     target = sqrt((informative * half**2 + unseen**2) / (informative + 1))
     extra = max(target - half, 0.0)
@@ -272,9 +260,9 @@ def paired_runs(differences: RunSummary, level: float = 0.95) -> Difference:
       >>> print(f"{result.value:.2f} [{result.low:.3f}, {result.high:.3f}] p={result.p:.3f}")
       0.02 [0.007, 0.033] p=0.016
     """
-    interval = differences.interval(level)
-    p = 2 * chance_below(-abs(differences.mean), differences)
-    return Difference(interval.value, interval.low, interval.high, p)
+    mean = differences.mean
+    half, p = _student(mean, differences.variance, level)
+    return Difference(mean, mean - half, mean + half, p)
 
 
 def runs_difference(
@@ -292,36 +280,49 @@ def runs_difference(
     value, few = float(np.mean(a) - np.mean(b)), min(len(a), len(b))
     if few == 1:
         return Difference(value, nan, nan, nan)
-    variance = runs_variance(a, b, same_seeds)
-    p = _student_p(value, variance)
-    if few == 2:
-        return Difference(value, nan, nan, max(p, _of_two(same_seeds)))
-    half = t_quantile(level, variance.freedom) * sqrt(variance.total)
+    half, p = _of_runs(value, runs_variance(a, b, same_seeds), few, same_seeds, level)
     return Difference(value, value - half, value + half, p)
+
+
+def _of_runs(
+    value: float, variance: Variance, few: int, same_seeds: bool, level: float
+) -> tuple[float, float]:
+    """As `_student`, of several runs each, ``few`` of the model that has fewer.
+
+    Two runs give no interval, and p is no less than that of exchanging them.
+    """
+    half, p = _student(value, variance, level)
+    if few == 2:
+        return nan, max(p, OF_TWO_PAIRS if same_seeds else OF_TWO_AND_TWO)
+    return half, p
+
+
+def _student(value: float, variance: Variance, level: float) -> tuple[float, float]:
+    """Half the width of Student's interval of a difference of this variance, and its p."""
+    half = t_quantile(level, variance.freedom) * sqrt(variance.total)
+    return half, 2 * chance_below(-abs(value), variance)
+
+
+def chance_below(distance: float, variance: Variance) -> float:
+    """Student's distribution at a distance from the mean; a step where nothing varies."""
+    if variance.total == 0:
+        return float((distance > 0) + 0.5 * (distance == 0))
+    return float(stdtr(variance.freedom, distance / sqrt(variance.total)))
 
 
 def runs_variance(a: Sequence[float], b: Sequence[float], same_seeds: bool) -> Variance:
     """Variance of the difference of the means of two or more runs of each, and its freedom."""
     if same_seeds:
-        paired = RunSummary.of(np.subtract(a, b))
-        return Variance(paired.std**2 / paired.runs, paired.runs - 1)
+        return RunSummary.of(np.subtract(a, b)).variance
     found = _welch_variance(RunSummary.of(a), RunSummary.of(b))
     return replace(found, freedom=_unpaired_freedom(found.freedom, sorted((len(a), len(b)))))
 
 
 def _welch_variance(a: RunSummary, b: RunSummary) -> Variance:
-    parts = [(one.std**2 / one.runs, one.runs - 1) for one in (a, b)]
-    total = sum(v for v, _ in parts)
-    squares = sum(v**2 / freedom for v, freedom in parts)
+    parts = a.variance, b.variance
+    total = sum(part.total for part in parts)
+    squares = sum(part.total**2 / part.freedom for part in parts)
     return Variance(total, total**2 / squares if squares else float(a.runs + b.runs - 2))
-
-
-def chance_below(distance: float, differences: RunSummary) -> float:
-    """Student's distribution at a distance from the mean; a step where nothing spreads."""
-    error = differences.std / sqrt(differences.runs)
-    if error == 0:
-        return float((distance > 0) + 0.5 * (distance == 0))
-    return float(stdtr(differences.runs - 1, distance / error))
 
 
 def welch(a: RunSummary, b: RunSummary, level: float = 0.95) -> Difference:
@@ -337,8 +338,8 @@ def welch(a: RunSummary, b: RunSummary, level: float = 0.95) -> Difference:
     value, variance = a.mean - b.mean, _welch_variance(a, b)
     if variance.total == 0:
         return Difference(value, nan, nan, nan)
-    half = t_quantile(level, variance.freedom) * sqrt(variance.total)
-    return Difference(value, value - half, value + half, _student_p(value, variance))
+    half, p = _student(value, variance, level)
+    return Difference(value, value - half, value + half, p)
 
 
 def holm(p_values: ArrayLike) -> Floats:

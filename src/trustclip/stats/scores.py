@@ -84,22 +84,20 @@ def _pad(correct: Any) -> Floats:
             f"every seed needs the same problems; got {[len(problems) for problems in seeds]}"
         )
     try:
-        rows = [[np.asarray(row, dtype=float) for row in problems] for problems in seeds]
+        rows = [np.asarray(row, dtype=float) for problems in seeds for row in problems]
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"correct must hold only numbers from 0 to 1 (or bool): {error}"
         ) from error
-    for problems in rows:
-        for index, row in enumerate(problems):
-            if row.ndim != 1 or not row.size:
-                raise ValueError(f"problem {index} needs at least one sample in a flat list")
-            _require_shares(row, f"problem {index}")
-    longest = max(row.size for problems in rows for row in problems)
-    padded = np.full((len(rows), len(rows[0]), longest), np.nan)
-    for s, problems in enumerate(rows):
-        for i, row in enumerate(problems):
-            padded[s, i, : row.size] = row
-    return padded
+    for index, row in enumerate(rows):
+        name = f"problem {index % len(seeds[0])}"
+        if row.ndim != 1 or not row.size:
+            raise ValueError(f"{name} needs at least one sample in a flat list")
+        _require_shares(row, name)
+    padded = np.full((len(rows), max(row.size for row in rows)), np.nan)
+    for filled, row in zip(padded, rows, strict=True):
+        filled[: row.size] = row
+    return padded.reshape(len(seeds), len(seeds[0]), -1)
 
 
 def _require_shares(array: Floats, name: str) -> None:

@@ -13,7 +13,7 @@ from synthetic_runs import Spec, make_run, undrawn
 from trustclip.logs.reader import read_run
 from trustclip.logs.samples import sample_rows
 from trustclip.logs.writing.environment import environment
-from trustclip.report.build import build
+from trustclip.report.page import build
 from trustclip.report.tables import latex_text
 from trustclip.support.jsonl import append_jsonl, read_jsonl, read_mapping
 from trustclip.support.lock import only_process

@@ -51,7 +51,7 @@ def equivalence_p(differences: RunSummary, margin: float) -> float:
     """
     if not margin > 0:
         raise ValueError(f"the margin must be above 0, e.g. 0.01 for one point; got {margin}")
-    return chance_below(abs(differences.mean) - margin, differences)
+    return chance_below(abs(differences.mean) - margin, differences.variance)
 
 
 def sign_flip_p(differences: Floats) -> float:

@@ -63,7 +63,7 @@ class Report(Choice):
     can set it too."""
 
     def __call__(self) -> None:
-        from trustclip.report.build import build
+        from trustclip.report.page import build
 
         for path in build(self.runs, self.output_dir, reaches=self.reaches, choice=self):
             say(path)

@@ -113,8 +113,7 @@ def _report_verdict(pairs: "Pairs", length: int = 0, method: "Method | None" = N
     Returns:
       0 if they agree, or differ as half precision or other kernels make them; 1 otherwise.
     """
-    from trustclip.findings.mismatch import damage
-    from trustclip.findings.mismatch.agreement import TITLES, compare
+    from trustclip.findings.mismatch.agreement import ADDS_UP, TITLES, compare, damage, too_tight
 
     verdict = compare(pairs)
     say(f"{'verdict':<16}{TITLES[verdict.name]}")
@@ -123,9 +122,9 @@ def _report_verdict(pairs: "Pairs", length: int = 0, method: "Method | None" = N
         return 0
     if not length and pairs.position is not None:
         length = int(pairs.position.max()) + 1
-    if verdict.name in damage.ADDS_UP and length:
-        say(damage.sentence(pairs, length))
-    if method is not None and (tight := damage.too_tight(method, pairs, length)):
+    if verdict.name in ADDS_UP and length:
+        say(damage(pairs, length))
+    if method is not None and (tight := too_tight(method, pairs, length)):
         say(tight.sentence)
         return 1
     return 1 if verdict.troubles else 0

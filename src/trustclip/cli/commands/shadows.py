@@ -42,7 +42,7 @@ class Shadow:
         from trustclip.logs.watched import able, supplied, watch
 
         if self.suggest:
-            from trustclip.findings.suggest import suggest
+            from trustclip.findings.shadows import suggest
 
             sought = as_method(yaml_list(self.suggest)[0])
             return _print_suggestion(suggest(sought, self.share, self.logs))

@@ -9,8 +9,7 @@ from trustclip.constraints.sampler import Pairs
 from trustclip.engines.trl.scoring.floor import with_floor
 from trustclip.findings.facts import FEWEST_TOKENS
 from trustclip.findings.finding import Finding
-from trustclip.findings.mismatch.agreement import compare
-from trustclip.findings.mismatch.damage import too_tight
+from trustclip.findings.mismatch.agreement import compare, too_tight
 from trustclip.logs.writing.run import RunWriter
 
 

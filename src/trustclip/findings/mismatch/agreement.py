@@ -1,4 +1,4 @@
-r"""Sampler against trainer on the first completions: do they agree, and if not, why?
+r"""Sampler against trainer on the first completions: do they agree, if not why, and at what cost?
 
 The differences $d_t$ of the two log-probabilities of each token carry the trace of their cause. A
 sampler at another temperature has, to first order, $d_t$ in proportion to
@@ -18,10 +18,13 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
+from trustclip.constraints.base import Method
+from trustclip.constraints.noise import capped_weight, cut_by_noise, effective_share, variance
 from trustclip.constraints.sampler import Pairs
 from trustclip.findings import facts
 from trustclip.findings.finding import Finding
-from trustclip.findings.mismatch.traces import Growth, Traces, cause_of, likely, traces_of
+from trustclip.findings.mismatch.traces import Growth, Traces, cause_of, likely
+from trustclip.findings.rows import percent
 
 
 def compare(pairs: Pairs) -> Finding:
@@ -48,7 +51,7 @@ def compare(pairs: Pairs) -> Finding:
             f"a comparison needs at least {facts.FEWEST_TOKENS} tokens, got {len(pairs.trainer)}: "
             "raise the number of completions, or their length."
         )
-    traces = traces_of(pairs)
+    traces = Traces(pairs)
     cause = cause_of(traces)
     # The largest mean with which training can go on. Weights a few updates old have a tail as
     # routing has, on top of more than half precision makes.
@@ -278,3 +281,43 @@ _SHARPER = (
     "temperature or from a truncated distribution, and the reported log-probabilities do not show "
     "it. Check temperature, top_p and top_k of the sampler."
 )
+
+#: The usual cap of a weight of whole completions.
+CAP = 2.0
+#: Names of findings whose differences are noise, which adds up over a completion.
+ADDS_UP = ("none", "precision", "finer", "sharper", "tail", "stale", "weights")
+
+
+def damage(pairs: Pairs, length: int) -> str:
+    """What weights of whole completions lose at a length of completions, in tokens.
+
+    The differences are shifted so that their ratios have the mean 1, as those of samples of the
+    whole vocabulary must: over a long completion the error of a mean would be larger than they are.
+    """
+    d = pairs.trainer.double().cpu() - pairs.sampler.double().cpu()
+    d = d - d.clamp(max=10.0).exp().mean().log()
+    v = variance(d)
+    return (
+        f"At {length:,} tokens, completions with a weight for the whole completion count like "
+        f"{percent(effective_share(v, length))} of their number (effective sample size), and their "
+        f"weights, capped at {CAP:g}, have the mean {capped_weight(v, length, CAP):.2g} instead of "
+        "1."
+    )
+
+
+def too_tight(method: Method, pairs: Pairs, length: int) -> Finding | None:
+    """A warning where the trainer's own noise closes a gate; None where it does not."""
+    noise = (pairs.floor or {}).get("batch")
+    if noise is None or method.requires:
+        return None
+    noise = noise[noise.isfinite()]
+    share = cut_by_noise(method, noise, length) if len(noise) else 0.0
+    if share <= facts.CUT_BY_NOISE:
+        return None
+    text = (
+        f"The threshold of {method.name} lies inside the noise: on equal weights, two passes of "
+        f"the trainer in other batches differ by {noise.abs().mean().item():.2g} nats per token. "
+        f"At {length:,} tokens this noise alone makes the gate cut {percent(share)} of tokens. "
+        "Widen the threshold, or score in float32."
+    )
+    return Finding("gate/bound_in_noise", "warning", text, {"gated": share})

@@ -19,38 +19,81 @@ class Floor:
 
     kernels: float  # in one precision: another batch, another order of the head's sums
     half: float  # that, or bfloat16 against float32, whichever is larger
-    largest: float  # of all differences
     tail: float = 0.0  # share of tokens in the tail of what a change of precision makes
     follows: float = 0.0  # correlation of the sampler's differences with that change
 
 
-@dataclass(frozen=True)
+class Growth(NamedTuple):
+    """Means of a first and of a last part, and how many standard errors they are apart."""
+
+    first: float
+    last: float
+    errors: float
+
+    @property
+    def times(self) -> float:
+        """The last over the first."""
+        return self.last / max(self.first, 1e-30)
+
+    def exceeds(self, times: float, errors: float) -> bool:
+        """Whether the last part is so many times the first, and so many errors above it."""
+        return self.times > times and self.errors > errors
+
+
 class Traces:
     """Numbers of the differences d = log p(trainer) - log p(sampler), nats."""
 
-    tokens: int
-    mean: float  # of |d|
-    median: float  # of |d|
-    largest: float  # |d|
-    lowest: float  # d
-    identical: float  # share with d = 0
-    up: float  # sum of the positive d
-    down: float  # and of the negative ones, without their sign
-    top: float  # share of the sum of |d| on the largest 2 %
-    tail: float  # share of tokens in the tail
-    tail_weight: float  # share of the sum of d² on them
-    tail_mean: float  # of |d| on them
-    bulk: float  # mean of |d| on the others
-    left_out: float  # 1 - mean of exp(d)
-    left_out_z: float
-    explained: float  # R² of d on log p + H
-    slope: float  # of the same
-    surprise: float  # mean of log p + H: 0 for tokens that the trainer's policy drew
-    surprise_z: float
-    early: "Growth | None" = None  # of |d| / (1 - p) on the first tokens, over the others
-    depth: "Growth | None" = None  # of the same along the completion, over the floor's
-    stale: "Growth | None" = None  # of the same with the updates since sampling
-    floor: Floor | None = None
+    def __init__(self, pairs: Pairs) -> None:
+        a, d = pairs.trainer.double(), pairs.trainer.double() - pairs.sampler.double()
+        size = d.abs()
+        # A difference of logits moves log p by 1 - p of it.
+        relative = per_room(size, a)
+        self.tokens = len(d)
+        self.mean = size.mean().item()  # of |d|
+        self.median = size.median().item()  # of |d|
+        self.largest = size.max().item()  # |d|
+        self.lowest = d.min().item()  # d
+        self.identical = (d == 0).double().mean().item()  # share with d = 0
+        self.up = d.clamp(min=0).sum().item()  # sum of the positive d
+        self.down = (-d).clamp(min=0).sum().item()  # and of the negative ones, without their sign
+        # Share of the sum of |d| on the largest 2 %.
+        top = size.sort(descending=True).values[: max(len(d) // 50, 1)].sum() / size.sum()
+        self.top = top.nan_to_num().item()
+        # Share of tokens in the tail, of the sum of d² on them, and the mean of |d| there.
+        tail = in_tail(size, relative)
+        self.tail = tail.double().mean().item()
+        self.tail_weight = (d[tail].square().sum() / d.square().sum()).nan_to_num().item()
+        self.tail_mean = size[tail].mean().nan_to_num().item()
+        self.bulk = size[~tail].mean().nan_to_num().item()  # mean of |d| on the others
+        ratios = d.clamp(max=10.0).exp()
+        self.left_out = 1 - ratios.mean().item()
+        self.left_out_z = 0.0
+        if d.std() < facts.SKEWED:
+            errors = (1 - ratios).mean() / ((1 - ratios).std() / len(d) ** 0.5)
+            # 0 where all are alike.
+            self.left_out_z = errors.nan_to_num(posinf=0.0, neginf=0.0).item()
+        self._of_entropy(d, a, pairs.entropy)
+        # Of |d| / (1 - p): on the first tokens, over the others; along the completion, over the
+        # floor's; with the updates since sampling.
+        self.early = _early(pairs, relative)
+        self.depth = _depth(pairs, relative)
+        self.stale = _stale(pairs, relative)
+        self.floor = _floor_of(pairs, d)
+
+    def _of_entropy(self, d: Tensor, logp: Tensor, entropy: Tensor | None) -> None:
+        """The regression of d on log p + H, and the mean of that: 0 for the policy's own tokens."""
+        self.explained = self.slope = self.surprise = self.surprise_z = 0.0
+        if entropy is None:
+            return
+        score = logp + entropy.double()
+        self.surprise = score.mean().item()
+        error = (score.std() / len(score) ** 0.5).item()
+        self.surprise_z = self.surprise / max(error, 1e-30)
+        centred_score, centred_d = score - score.mean(), d - d.mean()
+        covariance = (centred_score * centred_d).sum().item()
+        if centred_score.any() and centred_d.any():
+            self.slope = covariance / centred_score.square().sum().item()
+            self.explained = self.slope * covariance / centred_d.square().sum().item()  # R²
 
     @property
     def half(self) -> float:
@@ -75,70 +118,6 @@ class Traces:
         return facts.ABOVE_KERNELS * kernels < self.mean < facts.BELOW_HALF * half
 
 
-class Growth(NamedTuple):
-    """Means of a first and of a last part, and how many standard errors they are apart."""
-
-    first: float
-    last: float
-    errors: float
-
-    @property
-    def times(self) -> float:
-        """The last over the first."""
-        return self.last / max(self.first, 1e-30)
-
-    def exceeds(self, times: float, errors: float) -> bool:
-        """Whether the last part is so many times the first, and so many errors above it."""
-        return self.times > times and self.errors > errors
-
-
-def traces_of(pairs: Pairs) -> Traces:
-    a, d = pairs.trainer.double(), pairs.trainer.double() - pairs.sampler.double()
-    size = d.abs()
-    top = size.sort(descending=True).values[: max(len(d) // 50, 1)].sum() / size.sum()
-    # A difference of logits moves log p by 1 - p of it.
-    relative = per_room(size, a)
-    tail = in_tail(size, relative)
-    ratios = d.clamp(max=10.0).exp()
-    explained = slope = surprise = error = left_out_z = 0.0
-    if d.std() < facts.SKEWED:
-        errors = (1 - ratios).mean() / ((1 - ratios).std() / len(d) ** 0.5)
-        left_out_z = errors.nan_to_num(posinf=0.0, neginf=0.0).item()  # 0 where all are alike
-    if pairs.entropy is not None:
-        score = a + pairs.entropy.double()
-        surprise, error = score.mean().item(), (score.std() / len(score) ** 0.5).item()
-        centred_score, centred_d = score - score.mean(), d - d.mean()
-        covariance = (centred_score * centred_d).sum().item()
-        if centred_score.any() and centred_d.any():
-            slope = covariance / centred_score.square().sum().item()
-            explained = slope * covariance / centred_d.square().sum().item()  # R²
-    return Traces(
-        tokens=len(d),
-        mean=size.mean().item(),
-        median=size.median().item(),
-        largest=size.max().item(),
-        lowest=d.min().item(),
-        identical=(d == 0).double().mean().item(),
-        up=d.clamp(min=0).sum().item(),
-        down=(-d).clamp(min=0).sum().item(),
-        top=top.nan_to_num().item(),
-        tail=tail.double().mean().item(),
-        tail_weight=(d[tail].square().sum() / d.square().sum()).nan_to_num().item(),
-        tail_mean=size[tail].mean().nan_to_num().item(),
-        bulk=size[~tail].mean().nan_to_num().item(),
-        left_out=1 - ratios.mean().item(),
-        left_out_z=left_out_z,
-        explained=explained,
-        slope=slope,
-        surprise=surprise,
-        surprise_z=surprise / max(error, 1e-30),
-        early=_early(pairs, relative),
-        depth=_depth(pairs, relative),
-        stale=_stale(pairs, relative),
-        floor=_floor_of(pairs, d),
-    )
-
-
 def per_room(size: Tensor, logp: Tensor) -> Tensor:
     """Differences over what 1 - p leaves a token to move. Shape [tokens]."""
     return size / (1 - logp.double().exp()).clamp(min=1e-3)
@@ -156,7 +135,6 @@ def _floor_of(pairs: Pairs, d: Tensor) -> Floor | None:
     means = {way: v.mean().item() for way, v in sizes.items() if len(v)}
     if not means:
         return None
-    largest = max(v.max().item() for v in sizes.values() if len(v))
     kernels = max((means[way] for way in ("batch", "head") if way in means), default=0.0)
     half = means.get("precision", 0.0)
     tail = follows = 0.0
@@ -167,7 +145,7 @@ def _floor_of(pairs: Pairs, d: Tensor) -> Floor | None:
         tail = in_tail(change.abs(), relative).double().mean().item()
         columns = torch.stack([d[finite], -change])
         follows = torch.corrcoef(columns)[0, 1].nan_to_num().item() if len(change) > 1 else 0.0
-    return Floor(kernels, max(half, kernels), largest, tail, follows)
+    return Floor(kernels, max(half, kernels), tail, follows)
 
 
 def _parts(first: Tensor, last: Tensor) -> Growth | None:

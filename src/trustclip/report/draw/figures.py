@@ -28,6 +28,7 @@ from trustclip.report.draw.marks import (
     Panel,
 )
 from trustclip.report.weights import curve
+from trustclip.stats.scores import Floats
 from trustclip.support.text import harmless
 
 #: Matplotlib's names of our dashes.
@@ -293,9 +294,7 @@ def every_gate(chosen: Mapping[str, Method]) -> str:
         return as_svg(figure)
 
 
-def matrices(
-    names: Sequence[str], panels: Mapping[str, tuple[str, Sequence[Sequence[float]]]]
-) -> str:
+def matrices(names: Sequence[str], panels: Mapping[str, tuple[str, Floats]]) -> str:
     """Square tables of shaded numbers, side by side, as SVG; columns go by the rows' numbers.
 
     By the title of each: format of a number, and the numbers, from 0 to 1 or NaN, [row, column].

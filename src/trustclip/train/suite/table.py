@@ -18,8 +18,7 @@ from trustclip.findings.groups import Group, group_runs
 from trustclip.findings.learning import learning, threshold
 from trustclip.logs.reader import Run, read_run
 from trustclip.logs.samples import Samples
-from trustclip.report.learning import table_of
-from trustclip.report.results import columns, comparison_table, p_text, single_table
+from trustclip.report.results import comparison_table, learning_table, p_text, single_table
 from trustclip.report.tables import markdown
 from trustclip.support.jsonl import write_text
 from trustclip.support.text import bracket, percent
@@ -62,9 +61,9 @@ class SuiteTable:
         begun, reaches = [group for group in self.groups if group.runs], self.about["reaches"]
         pairs = zip(self.groups, learning(self.groups, reaches), strict=True)
         tables = [
-            single_table(begun) if columns(begun) else None,
+            single_table(begun),
             *(comparison_table(c, f"{kind}-differences") for kind, c in self.compared.items()),
-            table_of(begun, [way for group, way in pairs if group.runs], reaches),
+            learning_table(begun, [way for group, way in pairs if group.runs], reaches),
         ]
         texts = [markdown(table) for table in tables if table is not None]
         unlike = [finding.sentence for finding in unlike_settings(begun)]

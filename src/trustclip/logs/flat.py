@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from trustclip.logs import hyperparameters, names
-from trustclip.logs.log import Log, Source, gather, numbers
+from trustclip.logs import names
+from trustclip.logs.hyperparameters import log_of
+from trustclip.logs.log import Log, Source, numbers
 from trustclip.support.inside import Inside
 from trustclip.support.jsonl import numbered, parse_line
 from trustclip.support.reading import opened
@@ -36,10 +37,9 @@ def _read(path: Path) -> Log:
       ValueError: it is damaged, holds two runs, or no metric of reinforcement learning.
     """
     remarks: list[str] = []
-    found = [row for _, row in numbered(path, remarks) if isinstance(row.get("step"), int)]
-    rows, more = gather(path, [(row["step"], numbers(row)) for row in found])
-    logged = list({name: None for row in found for name in row})
-    return hyperparameters.log_of(path, path.name, rows, {}, [*remarks, *more], logged)
+    rows = (row for _, row in numbered(path, remarks) if isinstance(row.get("step"), int))
+    measured = ((row["step"], numbers(row)) for row in rows)
+    return log_of(path, path.name, measured, remarks=remarks)
 
 
 SOURCE = Source(

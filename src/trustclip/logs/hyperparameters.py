@@ -1,38 +1,106 @@
-"""The log of a tracker, which holds runs of any trainer: whose it is, and what its settings say."""
+"""The log of a trainer's metrics: whose it is, what its settings say, and what it leaves open."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trustclip.logs import names, trl, verl
-from trustclip.logs.log import Log, Schedule
+from trustclip.constraints.schedule import Schedule as Arithmetic
+from trustclip.logs import names
+from trustclip.logs.log import Log, Schedule, gather
 from trustclip.support.jsonl import Row
+
+#: Settings that say how many updates a generation of TRL gets.
+_SCHEDULE = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
 
 
 def log_of(
     path: Path,
     kind: str,
-    rows: Sequence[Row],
-    config: Mapping[str, Any],
-    remarks: Sequence[str],
-    logged: Sequence[str],
+    measured: Iterable[tuple[int, Mapping[str, Any]]],
+    config: Mapping[str, Any] | None = None,
+    remarks: Sequence[str] = (),
+    trainer: str | None = None,
+    schedule: Callable[[Sequence[Row]], Schedule | None] | None = None,
 ) -> Log:
-    """A log whose metrics and settings a tracker has recorded."""
-    trainer = names.trainer_of(logged)
-    settings: Mapping[str, Any] = {}
-    schedule: Schedule | None = None
-    unknown: list[str] = []
-    if trainer == "TRL":
-        settings = {name: config[name] for name in trl.SETTINGS if name in config}
-        schedule = trl.schedule_of(settings)
-        unknown = trl.left_open(rows, schedule)
-    elif trainer is not None:
-        settings = verl.settings_of(config) if trainer == "verl" else {}
-        schedule = verl.schedule_of(settings)
-        unknown = names.left_open(trainer, set().union(*rows))
-    if not settings:
-        unknown = [*unknown, "settings: the log has none"]
+    """A log of metrics by update, see `gather`, with the settings that its trainer had.
+
+    The trainer and its updates per generation, by the rows, are given where the kind of the log
+    tells them; else the names of the metrics and the settings do. Remarks may grow while measured.
+    """
+    rows, more, known = gather(path, measured)
+    whose = trainer or known
+    settings = settings_of(whose, config or {})
+    updates = schedule(rows) if schedule else _SCHEDULES.get(whose or "", lambda _: None)(settings)
+    unknown = []
+    if whose is not None:
+        # An update on every generation moves by nothing before it.
+        single = {"one update a generation"} if updates and updates.updates <= 1 else set()
+        unknown += names.left_open(whose, single.union(*rows))
+    if not settings and trainer is not None:
+        unknown.append(f"settings such as {names.TABLE[trainer]['such_as']}")
+    elif not settings:
+        unknown.append("settings: the log has none")
     return Log(
-        path, trainer or "unknown trainer", kind, rows, settings, schedule,
-        unknown=unknown, remarks=remarks, two_policies=trainer in names.TWO_POLICIES,
+        path, whose or "unknown trainer", kind, rows, settings, updates, unknown=unknown,
+        remarks=[*remarks, *more], two_policies=whose in names.TWO_POLICIES,
     )  # fmt: skip
+
+
+def settings_of(trainer: str | None, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a sentence may need, from a trainer's configuration."""
+    part = names.TABLE.get(trainer or "", {})
+    if trainer != "verl":
+        of_trl = (*part.get("settings", ()), *part.get("of_gate", ()))
+        return {name: config[name] for name in of_trl if name in config}
+    settings = {}
+    for name, path in part["settings"].items():
+        value: Any = config
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if value is not None:
+            settings[name] = value
+    return settings
+
+
+def of_trl(settings: Mapping[str, Any]) -> Schedule | None:
+    """Updates per generation, from the fields of a `GRPOConfig`.
+
+    Example:
+      >>> of_trl({"steps_per_generation": 4, "num_iterations": 2,
+      ...         "gradient_accumulation_steps": 4}).updates
+      2.0
+    """
+    values = [settings.get(name) for name in _SCHEDULE]
+    if not all(isinstance(value, int) and value > 0 for value in values):
+        return None
+    iterations, steps, accumulation = values
+    arithmetic = Arithmetic(steps, iterations, accumulation)  # type: ignore[arg-type]
+    updates = 1.0 if arithmetic.inert else arithmetic.updates_per_generation
+    basis = (
+        "steps_per_generation x num_iterations / gradient_accumulation_steps = "
+        f"{steps} x {iterations} / {accumulation}"
+    )
+    return Schedule(updates, basis)
+
+
+def of_verl(settings: Mapping[str, Any]) -> Schedule | None:
+    """Updates per generation; None where verl measures ratios against the sampler, too.
+
+    In bypass mode the sampler's log-probabilities replace the old ones, so not even the first
+    update is at ratio 1.
+
+    Example:
+      >>> of_verl({"train_batch_size": 8, "ppo_mini_batch_size": 4, "ppo_epochs": 2}).updates
+      4.0
+    """
+    sizes = ("train_batch_size", "ppo_mini_batch_size", "ppo_epochs")
+    batch, mini, epochs = (settings.get(name) for name in sizes)
+    complete = all(isinstance(value, int) and value > 0 for value in (batch, mini, epochs))
+    if not complete or settings.get("bypass_mode"):
+        return None
+    basis = f"train_batch_size / ppo_mini_batch_size x ppo_epochs = {batch} / {mini} x {epochs}"
+    return Schedule(batch / mini * epochs, basis)  # type: ignore[operator]
+
+
+#: What the settings of a trainer say of its schedule.
+_SCHEDULES = {"TRL": of_trl, "verl": of_verl}

@@ -50,8 +50,7 @@ class Log:
     rows: Sequence[Row]  # a row an update, with `step`; metrics have our names where we have one
     settings: Mapping[str, Any] = field(default_factory=dict)  # by the trainer's names
     schedule: Schedule | None = None  # None where the log does not say
-    tokens: Callable[[], Iterator[TokenRow]] | None = None  # all of them, reading anew
-    digest: Digest | None = None  # what was computed from the tokens
+    digest: Digest | None = None  # what was computed from its tokens, where it has any
     unknown: Sequence[str] = ()  # sentences about what the log cannot answer
     remarks: Sequence[str] = ()  # sentences about the state of the files
     finished: bool = True  # the run had reached its end, as far as the log says

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trustclip.logs.hyperparameters import log_of
 from trustclip.logs.log import Log, Source
+from trustclip.logs.metrics import log_of
 from trustclip.support.inside import Inside
 from trustclip.support.reading import parse_json
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.logs import names
-from trustclip.logs.hyperparameters import log_of
 from trustclip.logs.log import Log, Schedule, Source, numbers
+from trustclip.logs.metrics import log_of
 from trustclip.support.inside import Inside
 from trustclip.support.jsonl import Row, read_mapping
 

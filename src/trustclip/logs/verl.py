@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trustclip.logs.hyperparameters import log_of
 from trustclip.logs.log import Log, Source, first_row, numbers
+from trustclip.logs.metrics import log_of
 from trustclip.support.inside import Inside
 from trustclip.support.jsonl import numbered
 from trustclip.support.reading import check_bounds, lines, opened

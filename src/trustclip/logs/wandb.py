@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trustclip.logs.hyperparameters import log_of
 from trustclip.logs.log import Log, Source, numbers
+from trustclip.logs.metrics import log_of
 from trustclip.support.inside import Inside
 from trustclip.support.reading import LONGEST, opened, parse_json
 

@@ -70,4 +70,4 @@ def draw(groups: Sequence[Group], compared: Sequence[Compared], path: Path) -> N
     figure = forest_figure(groups, compared)
     assert figure is not None  # runs without a score are refused before
     picture = figures.draw(figure)
-    write_bytes(path, picture.svg.encode() if path.suffix == ".svg" else picture.pdf)
+    write_bytes(path, picture.svg.encode() if path.suffix == ".svg" else picture.pdf())

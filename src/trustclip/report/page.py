@@ -129,7 +129,7 @@ def _tokens(report: Report) -> dict[str, Any]:
         [
             (name, run.path)
             for name, run in _named_runs(report)
-            if (run.log and run.log.tokens) or any(Inside(run.path).files(f"{TOKENS}/*.parquet"))
+            if (run.log and run.log.digest) or any(Inside(run.path).files(f"{TOKENS}/*.parquet"))
         ],
         {_method_of(group): group.series % len(PALETTE) for group in report.groups},
     )

@@ -11,7 +11,6 @@ import numpy as np
 from trustclip.logs.recognise import token_rows
 from trustclip.logs.samples import problem_of, problem_texts, shards, whole
 from trustclip.logs.tokens import TokenRow
-from trustclip.logs.watched import sources
 from trustclip.support.jsonl import scan
 
 #: Maximum number of completions, and of their tokens, in a page.
@@ -76,9 +75,8 @@ def _view(path: Path, name: str, texts: Texts, content: bytearray, share: int) -
 
 def _completions(path: Path) -> Iterator[tuple[TokenRow, dict[str, Any]]]:
     """Each completion of a run or of a file of tokens, and what it is about."""
-    (source,) = sources([path])
-    problems = problems_in(path) if source != path else {}
-    for row in token_rows(source):
+    problems = problems_in(path) if (path / "config.yaml").is_file() else {}
+    for row in token_rows(path):
         problem, gold = problems.get((row.generated, row.index), (None, None))
         yield row, {"problem": problem, "gold": gold}
 

@@ -1,4 +1,8 @@
-"""The log of a trainer's metrics: whose it is, what its settings say, and what it leaves open."""
+"""The log of a trainer's metrics: whose it is, what its settings say, and what it leaves open.
+
+The plainest is ``metrics.jsonl`` of tinker-cookbook and prime-rl: JSON lines of numbers, each with
+its step.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -6,11 +10,15 @@ from typing import Any
 
 from trustclip.constraints.schedule import Schedule as Arithmetic
 from trustclip.logs import names
-from trustclip.logs.log import Log, Schedule, gather
-from trustclip.support.jsonl import Row
+from trustclip.logs.log import Log, Schedule, Source, gather, numbers
+from trustclip.support.inside import Inside
+from trustclip.support.jsonl import Row, numbered, parse_line
+from trustclip.support.reading import opened
 
 #: Settings that say how many updates a generation of TRL gets.
 _SCHEDULE = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
+#: Bytes in which a name of one of these trainers must stand: prime-rl's first rows have none.
+_SEARCHED = 1 << 16
 
 
 def log_of(
@@ -50,8 +58,8 @@ def settings_of(trainer: str | None, config: Mapping[str, Any]) -> dict[str, Any
     """The settings that a sentence may need, from a trainer's configuration."""
     part = names.TABLE.get(trainer or "", {})
     if trainer != "verl":
-        of_trl = (*part.get("settings", ()), *part.get("of_gate", ()))
-        return {name: config[name] for name in of_trl if name in config}
+        wanted = (*part.get("settings", ()), *part.get("of_gate", ()))
+        return {name: config[name] for name in wanted if name in config}
     settings = {}
     for name, path in part["settings"].items():
         value: Any = config
@@ -104,3 +112,38 @@ def of_verl(settings: Mapping[str, Any]) -> Schedule | None:
 
 #: What the settings of a trainer say of its schedule.
 _SCHEDULES = {"TRL": of_trl, "verl": of_verl}
+
+
+def _accepts(path: Path, head: bytes) -> bool:
+    whole = head[: head.rfind(b"\n") + 1].splitlines()
+    rows = [row for line in whole if (row := parse_line(line)) is not None]
+    known = names.trainer_of([name for row in rows for name in row]) in names.VALUES
+    return path.suffix == ".jsonl" and known and isinstance(rows[0].get("step"), int)
+
+
+def _candidates(folder: Path) -> list[Path]:
+    path = Inside(folder).file("metrics.jsonl")
+    if not path.is_file():
+        return []
+    with opened(path) as file:
+        return [path] if _accepts(path, file.read(_SEARCHED)) else []
+
+
+def _read(path: Path) -> Log:
+    """Read a file of metrics; a row without a step, of running totals, is left out.
+
+    Raises:
+      ValueError: it is damaged, holds two runs, or no metric of reinforcement learning.
+    """
+    remarks: list[str] = []
+    rows = (row for _, row in numbered(path, remarks) if isinstance(row.get("step"), int))
+    measured = ((row["step"], numbers(row)) for row in rows)
+    return log_of(path, path.name, measured, remarks=remarks)
+
+
+SOURCE = Source(
+    "metrics.jsonl, JSON lines with step and metrics (tinker-cookbook, prime-rl)",
+    _accepts,
+    _candidates,
+    _read,
+)

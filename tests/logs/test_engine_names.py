@@ -87,7 +87,7 @@ def events(folder: Path, values: dict[str, float], updates: int = 4) -> Path:
 def test_a_trainer_is_known_by_its_names_and_its_numbers_are_ours(trainer) -> None:
     given, ours = LOGGED[trainer]
     assert names.trainer_of(list(given)) == trainer
-    rows, _ = gather(Path("log"), [(1, given)])
+    rows, *_ = gather(Path("log"), [(1, given)])
     assert rows == [pytest.approx({"step": 1, **ours})]
 
 

@@ -64,7 +64,7 @@ def undrawn(figure: Any) -> Any:
     """In place of drawing a figure, where thousands of pages are made for what they say."""
     from trustclip.report.draw.figures import Picture
 
-    return Picture("", b"", [Markup("")] * len(figure.panels), Markup(""))
+    return Picture("", bytes, [Markup("")] * len(figure.panels), Markup(""))
 
 
 def final_of(run) -> Any:

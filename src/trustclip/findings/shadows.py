@@ -163,7 +163,7 @@ def suggest(method: Method, share: float, paths: Sequence[Path]) -> Suggestion:
     """Find the thresholds at which a method would have cut a share of the tokens of a log.
 
     All thresholds of the method are multiplied by one factor, so that their ratios stay. Shares
-    are of the tokens of completions with an advantage. The files (`trustclip.logs.watched.sources`)
+    are of the tokens of completions with an advantage. The files (`trustclip.logs.watched.chunks`)
     are read several times, in bounded memory.
     """
     if not 0 < share < 1:

@@ -93,6 +93,8 @@ class Digest:
     has: frozenset[str]  # columns that every row had
 
 
+#: Columns that a log may lack.
+_OPTIONAL = ("logp_old", "logp_rollout", "entropy", "kept", "token", "token_id", "step")
 #: Metrics that need a column; without it, what the window computes has no meaning.
 _NEED_KEPT = ("gated", "advantage_cut", "entropy_slope/cut", "entropy_slope/kept")
 _NEED_OLD = ("off_policy", "ratio", "k1", "k2", "k3", "ess", "parts")
@@ -114,7 +116,7 @@ def digest(path: Path, rows: Iterable[TokenRow], *, two_policies: bool = False) 
         raise ValueError(f"{path} holds no completion.")
     state.close(0)
     steps = sorted(state.rows, key=lambda row: row["step"])
-    return Digest(steps, state.words, state.completions, state.tokens, frozenset(state.has or ()))
+    return Digest(steps, state.words, state.completions, state.tokens, frozenset(state.has))
 
 
 def _chunks(rows: Iterable[TokenRow]) -> Iterator[list[TokenRow]]:
@@ -133,12 +135,14 @@ def _chunks(rows: Iterable[TokenRow]) -> Iterator[list[TokenRow]]:
 
 
 class _State:
+    """What is known so far, and the steps that are not done; ``has`` are columns of every row."""
+
     def __init__(self, path: Path, two_policies: bool) -> None:
         self.path, self.two_policies = path, two_policies
         self.rows: list[Row] = []
         self.words = Words()
         self.completions = self.tokens = 0
-        self.has: set[str] | None = None
+        self.has = {*_OPTIONAL}
         self._open: dict[int, tuple[Window, dict[str, float]]] = {}
         self._last = -1
         self._done = -1
@@ -151,12 +155,8 @@ class _State:
                 f"{self._last}; expected one run, in the order of its updates."
             )
         self._last = max(step, self._last)
-        has = {
-            name
-            for name in ("logp_old", "logp_rollout", "entropy", "kept", "token", "token_id", "step")
-            if all(getattr(row, name) is not None for row in rows)
-        }
-        self.has = has if self.has is None else self.has & has
+        has = {n for n in _OPTIONAL if all(getattr(row, n) is not None for row in rows)}
+        self.has &= has
         batch = token_batch(rows)
         kept = padded(rows, "kept") if "kept" in has else batch.mask
         window, sums = self._open.setdefault(step, (Window(), {}))
@@ -198,11 +198,10 @@ class _State:
             self.rows.append({"step": step, **self._row(window), **_means(sums)})
 
     def _row(self, window: Window) -> Row:
-        has = self.has or set()
         row = {}
         for name, value in window.read().items():
-            measurable = ("kept" in has or not name.startswith(_NEED_KEPT)) and (
-                "logp_old" in has or not name.startswith(_NEED_OLD)
+            measurable = ("kept" in self.has or not name.startswith(_NEED_KEPT)) and (
+                "logp_old" in self.has or not name.startswith(_NEED_OLD)
             )
             if measurable and not (self.two_policies and name.startswith("sampler/")):
                 row[f"trustclip/{name}"] = value

@@ -50,8 +50,7 @@ class Log:
     rows: Sequence[Row]  # a row an update, with `step`; metrics have our names where we have one
     settings: Mapping[str, Any] = field(default_factory=dict)  # by the trainer's names
     schedule: Schedule | None = None  # None where the log does not say
-    tokens: Callable[[], Iterator[TokenRow]] | None = None  # all of them, reading anew
-    digest: Digest | None = None  # what was computed from the tokens
+    digest: Digest | None = None  # what was computed from its tokens, where it has any
     unknown: Sequence[str] = ()  # sentences about what the log cannot answer
     remarks: Sequence[str] = ()  # sentences about the state of the files
     finished: bool = True  # the run had reached its end, as far as the log says
@@ -60,8 +59,8 @@ class Log:
 
 def gather(
     path: Path, measured: Iterable[tuple[int, Mapping[str, Any]]]
-) -> tuple[list[Row], list[str]]:
-    """Rows of a log by update, under our names, and remarks.
+) -> tuple[list[Row], list[str], str | None]:
+    """Rows of a log by update, under our names; remarks; and the trainer that its names tell.
 
     Parts of one update are joined. A run that was resumed repeats some updates: the later count.
 
@@ -69,7 +68,7 @@ def gather(
       ValueError: the log holds no measurement of reinforcement learning, or two runs.
 
     Example:
-      >>> rows, _ = gather(Path("a"), [(1, {"actor/pg_clipfrac": 0.1}), (1, {"entropy": 2.0})])
+      >>> rows, *_ = gather(Path("a"), [(1, {"actor/pg_clipfrac": 0.1}), (1, {"entropy": 2.0})])
       >>> rows
       [{'step': 1, 'trustclip/gated': 0.1, 'entropy': 2.0}]
       >>> gather(Path("a"), [(1, {"entropy": 2.0}), (2, {}), (1, {"entropy": 3.0})])
@@ -102,7 +101,7 @@ def gather(
     if not rows:
         raise ValueError(f"{path} {names.nothing_of(list(keys))}")
     remarks = [f"resumed at update {step}: the later values count" for step in again]
-    return rows, remarks
+    return rows, remarks, trainer
 
 
 def _same_run(path: Path, present: Row, row: Row) -> None:

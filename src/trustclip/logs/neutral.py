@@ -57,15 +57,8 @@ def _read(path: Path) -> Log:
     ]
     if not {"token", "token_id"} & tokens.has:
         unknown.append("through which words (there is no column `token` or `token_id`)")
-    return Log(
-        path=path,
-        trainer="unknown trainer",
-        kind="tokens",
-        rows=tokens.rows,
-        tokens=lambda: read_tokens(path),
-        digest=tokens,
-        unknown=[*unknown, "truncation"],
-    )
+    unknown.append("truncation")
+    return Log(path, "unknown trainer", "tokens", tokens.rows, digest=tokens, unknown=unknown)
 
 
 def _course(path: Path) -> Iterator[TokenRow]:

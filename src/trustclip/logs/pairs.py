@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from trustclip.constraints.sampler import WAYS, Pairs
 from trustclip.support.jsonl import read_jsonl
@@ -61,24 +60,16 @@ def _finite_pairs(columns: dict[str, list[Any]]) -> Pairs:
         for name, values in columns.items()
         if len(values) == count
     }
-    old, rollout = (tensors[name] for name in REQUIRED)
-    finite = old.isfinite() & rollout.isfinite()
-
-    def of(name: str) -> Tensor | None:
-        return tensors[name][finite] if name in tensors else None
-
-    def whole_numbers(name: str) -> Tensor | None:
-        values = of(name)
-        return None if values is None else values.long()
-
-    floor = {way: of(name) for way, name in zip(WAYS, FLOOR, strict=True) if name in tensors}
+    finite = tensors["logp_old"].isfinite() & tensors["logp_rollout"].isfinite()
+    kept = {name: tensor[finite] for name, tensor in tensors.items()}
     return Pairs(
-        trainer=old[finite],
-        sampler=rollout[finite],
-        entropy=of("entropy"),
-        position=whole_numbers("position"),
-        token=whole_numbers("tokens"),
-        completion=whole_numbers("completion"),
-        lag=of("lag"),
-        floor={way: d for way, d in floor.items() if d is not None} or None,
+        trainer=kept["logp_old"],
+        sampler=kept["logp_rollout"],
+        entropy=kept.get("entropy"),
+        position=kept["position"].long(),
+        token=kept["tokens"].long() if "tokens" in kept else None,
+        completion=kept["completion"].long(),
+        lag=kept.get("lag"),
+        floor={way: kept[name] for way, name in zip(WAYS, FLOOR, strict=True) if name in kept}
+        or None,
     )

@@ -76,16 +76,9 @@ def _read(path: Path) -> Log:
     if "kept" not in tokens.has:
         unknown.append("which tokens were masked (the loss of this run exports no mask)")
     return Log(
-        path=path,
-        trainer="prime-rl",
-        kind="token export",
-        rows=tokens.rows,
-        tokens=lambda: rows(path),
-        digest=tokens,
-        unknown=unknown,
-        remarks=remarks,
-        two_policies=True,
-    )
+        path, "prime-rl", "token export", tokens.rows, digest=tokens, unknown=unknown,
+        remarks=remarks, two_policies=True,
+    )  # fmt: skip
 
 
 def rows(path: Path, remarks: list[str] | None = None) -> Iterator[TokenRow]:

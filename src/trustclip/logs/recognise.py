@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from trustclip.logs import flat, neutral, prime_rl, tensorboard, trl, verl, wandb
+from trustclip.logs import metrics, neutral, prime_rl, tensorboard, trl, verl, wandb
 from trustclip.logs.log import Log, Source, first_row
-from trustclip.logs.tokens import REQUIRED, TokenRow
+from trustclip.logs.tokens import REQUIRED, TOKENS, TokenRow
+from trustclip.support.inside import Inside
 from trustclip.support.names import nearest, some
 from trustclip.support.reading import lines, opened
 
 #: In the order in which a file is looked at: the cheapest tests first, console logs last.
-SOURCES = tuple(one.SOURCE for one in (wandb, tensorboard, trl, prime_rl, neutral, flat, verl))
+SOURCES = tuple(one.SOURCE for one in (wandb, tensorboard, trl, prime_rl, neutral, metrics, verl))
 
 #: Bytes of a file that are looked at, beside its first line.
 _HEAD = 1 << 20
@@ -29,13 +30,20 @@ def read_log(path: Path) -> Log:
 
 
 def token_rows(path: Path) -> Iterator[TokenRow]:
-    """The tokens of a log, one completion at a time, without computing anything from them.
+    """The tokens of a log or run directory, one completion at a time, with nothing computed.
 
     Raises:
       ValueError: there is no such log, or it has no tokens.
     """
     if not path.exists():
         raise ValueError(f"{path}: there are no tokens, and no such file or folder.")
+    if (path / "config.yaml").is_file():
+        if not (path / TOKENS).is_dir():
+            raise ValueError(
+                f"{path} has no recorded tokens: its folder `tokens` is missing (`tokens_every` of "
+                "rl was 0, or the run is of an earlier release)."
+            )
+        path = Inside(path).file(TOKENS)
     source, place = _locate(path)
     if source.rows is None:
         kinds = " or ".join(one.files for one in SOURCES if one.rows is not None)

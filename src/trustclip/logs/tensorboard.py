@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trustclip.logs import hyperparameters
-from trustclip.logs.log import Log, Source, gather
+from trustclip.logs.log import Log, Source
+from trustclip.logs.metrics import log_of
 from trustclip.support.inside import Inside
 from trustclip.support.reading import parse_json
 
@@ -42,11 +42,7 @@ def _read(path: Path) -> Log:
                 values[tag] = value
         measured += [(step, values)] if step is not None else []
         torn += [f"{file.name} ends within a record, as left by a kill"] if _is_torn(file) else []
-    rows, remarks = gather(path, measured)
-    logged = list(dict.fromkeys(tag for _, values in measured for tag in values))
-    return hyperparameters.log_of(
-        path, "TensorBoard events", rows, settings, [*torn, *remarks], logged
-    )
+    return log_of(path, "TensorBoard events", measured, settings, torn)
 
 
 def events(file: Path) -> Iterator[tuple[int, str, float | str]]:

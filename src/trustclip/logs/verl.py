@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trustclip.logs import names
-from trustclip.logs.log import Log, Schedule, Source, first_row, gather, numbers
+from trustclip.logs.log import Log, Source, first_row, numbers
+from trustclip.logs.metrics import log_of
 from trustclip.support.inside import Inside
 from trustclip.support.jsonl import numbered
 from trustclip.support.reading import check_bounds, lines, opened
@@ -63,21 +63,10 @@ def _read(path: Path) -> Log:
     remarks: list[str] = []
     with opened(path) as file:
         as_json = file.read(1) == b"{"
-    settings = {} if as_json else settings_of(_printed_config(path))
-    rows, more = gather(path, (_json if as_json else _console)(path, remarks))
-    unknown = names.left_open("verl", set().union(*rows))
-    if not settings:
-        unknown = [*unknown, "settings such as ppo_epochs and clip_ratio"]
-    return Log(
-        path=path,
-        trainer="verl",
-        kind="JSON lines" if as_json else "console log",
-        rows=rows,
-        settings=settings,
-        schedule=schedule_of(settings),
-        unknown=unknown,
-        remarks=[*remarks, *more],
-    )
+    config = {} if as_json else _printed_config(path)
+    measured = (_json if as_json else _console)(path, remarks)
+    kind = "JSON lines" if as_json else "console log"
+    return log_of(path, kind, measured, config, remarks, "verl")
 
 
 def _json(path: Path, remarks: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -122,37 +111,6 @@ def _printed_config(path: Path) -> Mapping[str, Any]:
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return {}
     return value if isinstance(value, Mapping) else {}
-
-
-def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a sentence may need, from verl's configuration."""
-    settings = {}
-    for name, path in names.TABLE["verl"]["settings"].items():
-        value: Any = config
-        for key in path.split("."):
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if value is not None:
-            settings[name] = value
-    return settings
-
-
-def schedule_of(settings: Mapping[str, Any]) -> Schedule | None:
-    """Updates per generation; None where verl measures ratios against the sampler, too.
-
-    In bypass mode the sampler's log-probabilities replace the old ones, so not even the first
-    update is at ratio 1.
-
-    Example:
-      >>> schedule_of({"train_batch_size": 8, "ppo_mini_batch_size": 4, "ppo_epochs": 2}).updates
-      4.0
-    """
-    sizes = ("train_batch_size", "ppo_mini_batch_size", "ppo_epochs")
-    batch, mini, epochs = (settings.get(name) for name in sizes)
-    complete = all(isinstance(value, int) and value > 0 for value in (batch, mini, epochs))
-    if not complete or settings.get("bypass_mode"):
-        return None
-    basis = f"train_batch_size / ppo_mini_batch_size x ppo_epochs = {batch} / {mini} x {epochs}"
-    return Schedule(batch / mini * epochs, basis)  # type: ignore[operator]
 
 
 SOURCE = Source(

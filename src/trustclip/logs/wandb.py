@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trustclip.logs import hyperparameters
-from trustclip.logs.log import Log, Source, gather, numbers
+from trustclip.logs.log import Log, Source, numbers
+from trustclip.logs.metrics import log_of
 from trustclip.support.inside import Inside
 from trustclip.support.reading import LONGEST, opened, parse_json
 
@@ -29,29 +29,20 @@ def _read(path: Path) -> Log:
       ValueError: it is of another version, or holds no metric of reinforcement learning.
     """
     settings: dict[str, Any] = {}
-    measured: list[tuple[int, dict[str, float]]] = []
     remarks: list[str] = []
-    logged: dict[str, None] = {}
+    measured = history(path, remarks, settings)
+    return log_of(path, "wandb offline run", measured, settings, remarks)
+
+
+def history(
+    path: Path, remarks: list[str], settings: dict[str, Any] | None = None
+) -> Iterator[tuple[int, dict[str, float]]]:
+    """Step and numbers of every row that was logged, whatever they are of; adds to the others."""
     for record in _records(path, remarks):
         kind = record.WhichOneof("record_type")
-        if kind in ("run", "config"):
-            config = record.run.config if kind == "run" else record.config
-            settings |= _values(config.update)
+        if kind in ("run", "config") and settings is not None:
+            settings |= _values((record.run.config if kind == "run" else record.config).update)
         elif kind == "history":
-            step, values = _step_of(record)
-            logged |= dict.fromkeys(values)
-            if isinstance(step, int):
-                measured.append((step, numbers(values)))
-    rows, more = gather(path, measured)
-    return hyperparameters.log_of(
-        path, "wandb offline run", rows, settings, [*remarks, *more], list(logged)
-    )
-
-
-def history(path: Path, remarks: list[str]) -> Iterator[tuple[int, dict[str, float]]]:
-    """Step and numbers of every row that was logged, whatever they are of."""
-    for record in _records(path, remarks):
-        if record.WhichOneof("record_type") == "history":
             step, values = _step_of(record)
             if isinstance(step, int):
                 yield step, numbers(values)

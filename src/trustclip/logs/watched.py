@@ -13,8 +13,7 @@ from trustclip.constraints.loss import gradient
 from trustclip.constraints.selection import only_what_matters
 from trustclip.constraints.shadow import Shadows, label, refusal
 from trustclip.logs.recognise import token_rows
-from trustclip.logs.tokens import TOKENS, TokenRow, padded, token_batch
-from trustclip.support.inside import Inside
+from trustclip.logs.tokens import TokenRow, padded, token_batch
 
 #: Completions that are in memory at once.
 ROWS = 64
@@ -22,27 +21,13 @@ ROWS = 64
 _OPTIONAL = ("entropy", "logp_rollout")
 
 
-def sources(paths: Sequence[Path]) -> list[Path]:
-    """Files of tokens, or folders of them: of a run directory, its folder ``tokens``."""
-    files = []
-    for path in paths:
-        run = (path / "config.yaml").is_file()
-        if run and not (path / TOKENS).is_dir():
-            raise ValueError(
-                f"{path} has no recorded tokens: its folder `tokens` is missing (`tokens_every` of "
-                "rl was 0, or the run is of an earlier release)."
-            )
-        files.append(Inside(path).file(TOKENS) if run else path)
-    return files
-
-
 def chunks(paths: Sequence[Path]) -> Iterator[tuple[tuple[TokenRow, ...], TokenBatch]]:
-    """Rows of files of tokens, `ROWS` together, and the batch that they make.
+    """Rows of files of tokens or run directories, `ROWS` together, and the batch that they make.
 
     Completions without an advantage are masked: no constraint acts on them, and the metrics of a
     run leave them out, too.
     """
-    rows = chain.from_iterable(map(token_rows, sources(paths)))
+    rows = chain.from_iterable(map(token_rows, paths))
     while some := tuple(islice(rows, ROWS)):
         yield some, only_what_matters(token_batch(some))
 
@@ -70,7 +55,7 @@ def watch(paths: Sequence[Path], methods: Sequence[Method], acting: Method) -> S
     """Compare methods on files of tokens with what the run recorded of its own method.
 
     Where a row lacks ``coefficient`` or ``kept``, the acting method supplies it. The files
-    (`sources`) are read once, in bounded memory.
+    are read once, in bounded memory.
     """
     shadows, recorded = Shadows(methods), True
     cut = tokens = completions = 0

@@ -13,7 +13,7 @@ from trustclip.findings.learning import learning, threshold
 from trustclip.logs.choice import Choice
 from trustclip.logs.score_files import read_all
 from trustclip.report import results
-from trustclip.report.draw import budget, curves, mismatch, plots, swept
+from trustclip.report.draw import curves, mismatch, plots, swept
 from trustclip.report.draw.marks import Figure
 from trustclip.report.tables import Table
 
@@ -129,7 +129,7 @@ def collect(
             Section("constraint", "Constraint", _some(plots.constraint_figure(groups))),
             Section("training", "Training", training, learned),
             Section("sweep", "Sweep", sweeps),
-            Section("budget", "Samples and K", _for_each(groups, budget.budget_figure)),
+            Section("budget", "Samples and K", _for_each(groups, plots.budget_figure)),
             Section("gate", "Gate", gate),
             Section("sampler", "Sampler", policies),
             Section("shadows", "Shadows", [], results.shadow_tables(groups)),
@@ -138,17 +138,17 @@ def collect(
 
 
 def _for_each(
-    groups: Sequence[Group], draw: Callable[[Sequence[Group], str], Figure | None]
+    groups: Sequence[Group], draw: Callable[[Sequence[Group]], Figure | None]
 ) -> list[Figure]:
     """A figure for each setting, named and numbered where there are several."""
     settings = by_setting(groups)
     if len(settings) == 1:
-        return _some(draw(groups, ""))
-    figures = [
-        (setting, draw(here, f"-{number}"))
+        return _some(draw(groups))
+    return [
+        replace(figure, key=f"{figure.key}-{number}", title=f"{figure.title}: {setting}")
         for number, (setting, here) in enumerate(settings.items(), start=1)
+        if (figure := draw(here)) is not None
     ]
-    return [replace(f, title=f"{f.title}: {setting}") for setting, f in figures if f is not None]
 
 
 def _some(*items: Item | None) -> list[Item]:

@@ -254,7 +254,7 @@ def _draw(groups: Sequence[Group], compared: Sequence[Compared], path: Path) -> 
     figure = forest_figure(groups, compared)
     assert figure is not None  # runs without a score are refused before
     picture = figures.draw(figure)
-    write_bytes(path, picture.svg.encode() if path.suffix == ".svg" else picture.pdf)
+    write_bytes(path, picture.svg.encode() if path.suffix == ".svg" else picture.pdf())
 
 
 def explain(folder: Path) -> list[str]:

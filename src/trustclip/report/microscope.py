@@ -18,7 +18,6 @@ from trustclip.constraints.registry import method
 from trustclip.logs.recognise import token_rows
 from trustclip.logs.samples import problem_of, problem_texts, shards, whole
 from trustclip.logs.tokens import TokenRow
-from trustclip.logs.watched import sources
 from trustclip.report import gates
 from trustclip.report.html import embedded, environment, page_of, rendered
 from trustclip.support.jsonl import scan
@@ -124,12 +123,11 @@ def token_page(paths: Sequence[Path], title: str) -> str:
 
 
 def _view(path: Path, name: str, texts: Texts, content: bytearray, share: int) -> dict[str, Any]:
-    (source,) = sources([path])
-    problems = problems_in(path) if source != path else {}
+    problems = problems_in(path) if (path / "config.yaml").is_file() else {}
     places, total = max(MAX_COMPLETIONS // share, 1), 0
     chosen: list[tuple[int, TokenRow]] = []
     random = np.random.default_rng(0)
-    for row in token_rows(source):
+    for row in token_rows(path):
         # Each completion ends up in the page with the same probability, in one pass.
         place = total if total < places else int(random.integers(total + 1))
         if place < places:

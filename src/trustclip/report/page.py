@@ -174,7 +174,7 @@ def _tokens(report: Report) -> dict[str, Any]:
         [
             (entry.name, entry.run.path)
             for entry in report.by_run
-            if (entry.run.log and entry.run.log.tokens)
+            if (entry.run.log and entry.run.log.digest)
             or any(Inside(entry.run.path).files(f"{TOKENS}/*.parquet"))
         ],
         {_method_of(group): group.series % len(PALETTE) for group in report.groups},

@@ -18,7 +18,6 @@ from trustclip.constraints.loss import gradient
 from trustclip.constraints.registry import method
 from trustclip.logs.recognise import token_rows
 from trustclip.logs.tokens import TokenRow, token_batch
-from trustclip.logs.watched import sources
 from trustclip.report.microscope import strings
 from trustclip.support.names import some, unknown
 from trustclip.support.text import percent, show_controls
@@ -116,15 +115,14 @@ def print_tokens(
     """
     if constraint not in (OWN, *SHADOWS):
         raise ValueError(unknown("constraint", constraint, (OWN, *SHADOWS)))
-    (source,) = sources([path])
     counts = _Counts()
-    judged = counts.judged(source, constraint, update)
+    judged = counts.judged(path, constraint, update)
     # Of equal ones the first.
     chosen = heapq.nlargest(count, judged, key=lambda item: item.share if worst else 0)
     if not chosen:
         updates = sorted(number for number in counts.updates if number is not None)
         recorded = some(updates, most=20) or "none"
-        raise ValueError(f"{source} has no tokens of update {update}; recorded: {recorded}.")
+        raise ValueError(f"{path} has no tokens of update {update}; recorded: {recorded}.")
     for item in chosen:
         console.print(_facts(item, constraint), style="bold", markup=False, soft_wrap=True)
         console.print(paint(item), soft_wrap=True)

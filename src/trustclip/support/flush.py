@@ -55,7 +55,7 @@ def flush_way(path: Path) -> None:
 
 
 class Listed(TypedDict):
-    """Size in bytes and SHA-256 of a file in a manifest, in hexadecimal."""
+    """Size of a file in bytes, and the SHA-256 of them in hexadecimal."""
 
     bytes: int
     sha256: str

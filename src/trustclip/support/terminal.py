@@ -1,6 +1,5 @@
 """What the commands print: no text of a file, a model or a data set controls the terminal."""
 
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -111,12 +110,11 @@ def quote(console: Console, text: str) -> None:
         announce(console, f"  | {line}")
 
 
-def say(*values: object, end: str = "\n", flush: bool = False, error: bool = False) -> None:
+def say(*values: object, end: str = "\n") -> None:
     r"""Print as `print` does, without effect on the terminal.
 
     Example:
       >>> say("a", "\x1b]0;title\x07")
       a <U+001B>]0;title<U+0007>
     """
-    text = harmless(" ".join(map(str, values)))
-    print(text, end=end, flush=flush, file=sys.stderr if error else sys.stdout)
+    print(harmless(" ".join(map(str, values))), end=end)

@@ -10,18 +10,12 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypedDict
+from typing import Any, BinaryIO
 
+from trustclip.support.flush import Listed
 from trustclip.support.inside import itself
 
 _BLOCK = 2**20
-
-
-class Extent(TypedDict):
-    """Size of a file in bytes, and the SHA-256 of them in hexadecimal."""
-
-    bytes: int
-    sha256: str
 
 
 class Extents:
@@ -31,7 +25,7 @@ class Extents:
         self._read: dict[Path, tuple[int, Any]] = {}  # bytes, and their hash
         self._status: dict[Path, tuple[int, int, int]] = {}  # device, inode and size
 
-    def of(self, path: Path) -> Extent:
+    def of(self, path: Path) -> Listed:
         """The extent of a file, once its content is safely on the disk."""
         with open(path, "rb", opener=itself) as file:
             os.fsync(file.fileno())
@@ -75,7 +69,7 @@ class Extents:
         for table in (self._read, self._status):
             table.pop(path, None)
 
-    def restore(self, path: Path, extent: Extent | int, *, cut: bool = True) -> None:
+    def restore(self, path: Path, extent: Listed | int, *, cut: bool = True) -> None:
         """Check a file up to an extent of `of`, and cut it back to it unless told otherwise.
 
         A ValueError says that the file is shorter, or holds something else. Checkpoints of
@@ -113,7 +107,7 @@ class Extents:
 
 
 #: Values of a checkpoint's ``cursor``, by name of the file.
-Cursor = Mapping[str, Extent | int]
+Cursor = Mapping[str, Listed | int]
 
 _REMEDY = (
     "Restore the file from a copy, or choose another --output-dir: the folders in `checkpoints/` "

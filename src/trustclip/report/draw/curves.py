@@ -108,7 +108,7 @@ def _mark(style: Style, points: Points, group: Group, name: str = "") -> Mark:
     return Mark(style, [x[i] for i in kept], [y[i] for i in kept], label, group.series)
 
 
-def training_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
+def training_figure(groups: Sequence[Group]) -> Figure | None:
     """Figure 2: return, entropy, completion length and scores over updates."""
     panels = [*metric_panels(groups, TRAINING), *_score_panels(groups)]
     if not panels:
@@ -123,7 +123,7 @@ def training_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
         caption += "; faint lines are raw values"
     caption += " (Figure 2 of the paper)."
     caption += of_bands(groups, [mark for panel in panels for mark in panel.marks])
-    return Figure(f"figure2{suffix}", "Training", caption, panels)
+    return Figure("figure2", "Training", caption, panels)
 
 
 def of_bands(groups: Sequence[Group], marks: Sequence[Mark]) -> str:
@@ -140,7 +140,7 @@ def of_bands(groups: Sequence[Group], marks: Sequence[Mark]) -> str:
     return text
 
 
-def rewards_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
+def rewards_figure(groups: Sequence[Group]) -> Figure | None:
     """Each reward over updates, where a training had several."""
     keys = dict.fromkeys(
         key for group in groups for run in group.runs for row in run.training for key in row
@@ -150,7 +150,7 @@ def rewards_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
     metrics = [(key, name, "mean reward", 1.0) for key, name in zip(keys, names, strict=True)]
     panels = metric_panels(groups, metrics)
     caption = "Each reward is a mean over completions, before its weight. The total is the return."
-    return Figure(f"rewards{suffix}", "Rewards", caption, panels) if len(panels) > 1 else None
+    return Figure("rewards", "Rewards", caption, panels) if len(panels) > 1 else None
 
 
 #: What TRL logs of each reward.
@@ -182,15 +182,13 @@ def _score_marks(group: Group, metric: str) -> list[Mark]:
     has_bounds = None not in low and not group.unsteady
     marks = [Mark("band", x, y, group.label, group.series, low, high)] if has_bounds else []
     for evaluations in runs if len(runs) > 1 else []:
-        each = [(s, score["value"]) for s in steps if (score := evaluations[s].score(None, metric))]
-        marks.append(
-            Mark("faint", [s for s, _ in each], [100 * v for _, v in each], group.label,
-                 group.series)
-        )  # fmt: skip
+        scores = {s: evaluations[s].score(None, metric) for s in steps}
+        each = {s: 100 * score["value"] for s, score in scores.items() if score}
+        marks.append(_mark("faint", each, group))
     return [*marks, Mark("line", x, y, group.label, group.series)]
 
 
-def gate_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
+def gate_figure(groups: Sequence[Group]) -> Figure | None:
     """Gated share and distance from the old policy over updates, for all groups."""
     metrics = (
         ("trustclip/gated", "Gated tokens", "percent of tokens", 100.0),
@@ -209,7 +207,7 @@ def gate_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
         "every ratio is 1, and no constraint acts."
     )
     panels = metric_panels(groups, metrics)
-    return figure(f"gate{suffix}", "The gate over updates", caption, panels)
+    return figure("gate", "The gate over updates", caption, panels)
 
 
 def quadrant_figure(groups: Sequence[Group]) -> Figure | None:
@@ -292,7 +290,7 @@ _KINDS = (
 )
 
 
-def bucket_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
+def bucket_figure(groups: Sequence[Group]) -> Figure | None:
     """Gated share by kind of token over the whole run, one panel per classification."""
     panels = []
     for kind, axis in _KINDS:
@@ -306,7 +304,7 @@ def bucket_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
         "Points are shares of cut tokens over a run, by the tokens' probability under the old "
         "policy, by quarter of the completion, and by the policy's entropy at their position."
     )
-    return figure(f"kinds{suffix}", "Which kinds of tokens are gated", caption, panels)
+    return figure("kinds", "Which kinds of tokens are gated", caption, panels)
 
 
 def means_of(

@@ -3,8 +3,9 @@
 import io
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from trustclip.constraints.base import Method
 from trustclip.report.draw.inline import panels_for_page
 from trustclip.report.draw.marks import (
     BANDS,
-    DASHES,
     GRID,
     NEUTRAL,
     PALETTE,
@@ -31,8 +31,6 @@ from trustclip.report.weights import curve
 from trustclip.stats.scores import Floats
 from trustclip.support.text import harmless
 
-#: Matplotlib's names of our dashes.
-_LINESTYLES: dict[str, str] = dict(zip(DASHES, ("-", "--", ":", "-."), strict=True))
 #: Settings of every picture, for `matplotlib.pyplot.rc_context`.
 STYLE: Any = {
     "axes.spines.top": False,
@@ -61,18 +59,19 @@ class Picture:
     """A figure as it was drawn: the whole sheet for files, and for a page each of its panels.
 
     Args:
+      pdf: makes the sheet once more, for a paper.
       shared: SVG that holds what the panels refer to, and shows nothing.
     """
 
     svg: str
-    pdf: bytes
+    pdf: Callable[[], bytes]
     panels: Sequence[Markup]
     shared: Markup
 
     def save(self, figure: Figure, folder: Path) -> list[Path]:
         """Write the sheet as PDF and as SVG, for a paper."""
         paths = [folder / f"{figure.key}.pdf", folder / f"{figure.key}.svg"]
-        paths[0].write_bytes(self.pdf)
+        paths[0].write_bytes(self.pdf())
         paths[1].write_text(self.svg, encoding="utf-8")
         return paths
 
@@ -109,11 +108,16 @@ def draw(figure: Figure) -> Picture:
         # Places in points from the upper left corner, as those of an SVG.
         boxes = [axis.get_tightbbox().padded(3).extents * 72 / sheet.dpi for axis in axes.flat]
         top = 72 * sheet.get_figheight()
-        pdf = io.BytesIO()
-        sheet.savefig(pdf, format="pdf", metadata={"CreationDate": None})
         svg = as_svg(sheet)
     places = [(x, top - y1, x1 - x, y1 - y) for x, y, x1, y1 in boxes]
-    return Picture(svg, pdf.getvalue(), *panels_for_page(svg, plain, places))
+    return Picture(svg, partial(_as_pdf, sheet), *panels_for_page(svg, plain, places))
+
+
+def _as_pdf(sheet: Any) -> bytes:
+    file = io.BytesIO()
+    with plt.rc_context(STYLE):
+        sheet.savefig(file, format="pdf", metadata={"CreationDate": None})
+    return file.getvalue()
 
 
 def _size(panels: Sequence[Panel]) -> tuple[float, float]:
@@ -220,7 +224,7 @@ def _draw_mark(axis: Any, mark: Mark, panel: Panel, base: dict[Any, float]) -> l
     if mark.style == "dashed":
         return axis.plot(mark.x, y, color=colour, linewidth=1, linestyle="--")
     marker = "o" if len(mark.x) < 30 else ""
-    return axis.plot(mark.x, y, color=colour, linestyle=_LINESTYLES[mark.dash], marker=marker,
+    return axis.plot(mark.x, y, color=colour, linestyle=mark.dash, marker=marker,
                      markersize=3, label=mark.name)  # fmt: skip
 
 

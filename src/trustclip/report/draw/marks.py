@@ -12,8 +12,8 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4
 DARK_PALETTE = ("#4EA8DE", "#F2844B", "#33BF96", "#E39BC4", "#F0B84A", "#9AD4F5", "#B8B8B8")
 #: Colours of grids, and of axes and what belongs to no group.
 GRID, QUIET = "#dfd9cc", "#6a655c"
-#: Each round through the palette has a dash of its own.
-DASHES = ("solid", "dash", "dot", "dashdot")
+#: Each round through the palette has a dash of its own, by Matplotlib's names.
+DASHES = ("-", "--", ":", "-.")
 #: This number stands for the colour of what belongs to no group.
 NEUTRAL = -1
 

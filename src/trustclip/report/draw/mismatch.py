@@ -32,7 +32,7 @@ _DRIFT = (
 _QUANTILES = (("999", "99.9 %"), ("99", "99 %"), ("50", "median"), ("01", "1 %"), ("001", "0.1 %"))
 
 
-def distance_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
+def distance_figure(groups: Sequence[Group]) -> Figure | None:
     """Distances of the three policies, sample size and gated shares over updates.
 
     Of runs whose sampler never differs by more than rounding there is none: each panel would say
@@ -47,7 +47,7 @@ def distance_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
         "effective sample size is Kish's, of the ratios current / sampler of whole completions."
     )
     panels = _panels(groups, _PANELS)
-    return figure(f"sampler{suffix}", "Sampler and trainer over updates", caption, panels)
+    return figure("sampler", "Sampler and trainer over updates", caption, panels)
 
 
 def _panels(groups: Sequence[Group], metrics: Sequence[tuple[str, str, str, float]]) -> list[Panel]:
@@ -56,7 +56,7 @@ def _panels(groups: Sequence[Group], metrics: Sequence[tuple[str, str, str, floa
     return metric_panels([group for group in groups if lines_of(group, specs[0][0])], specs)
 
 
-def drift_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
+def drift_figure(groups: Sequence[Group]) -> Figure | None:
     """What an update does whatever the reward, and where that pulls the policy, over updates."""
     caption = (
         "The drift of an update is what it does on average over the sampler's tokens, whatever the "
@@ -65,7 +65,7 @@ def drift_figure(groups: Sequence[Group], suffix: str = "") -> Figure | None:
         "KL(sampler‖policy). For a centred method the curves show the drift that was removed."
     )
     panels = _panels(groups, _DRIFT)
-    return figure(f"drift{suffix}", "Drift and signal over updates", caption, panels)
+    return figure("drift", "Drift and signal over updates", caption, panels)
 
 
 def quantile_figure(groups: Sequence[Group]) -> Figure | None:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trustclip.logs.forms import HASHES
-from trustclip.logs.writing.extents import Extent, Extents
+from trustclip.logs.writing.extents import Extents
 from trustclip.logs.writing.hashes import digest
 from trustclip.logs.writing.run import GROWING, LOST
+from trustclip.support.flush import Listed
 from trustclip.support.inside import Inside, regular_files
 from trustclip.support.jsonl import read_mapping, scan
 from trustclip.support.schemas import read_json
@@ -90,7 +91,7 @@ class _Comparison:
     folder: Path
     files: dict[str, Path]
     summary: dict[str, Any] = field(default_factory=dict)
-    records: dict[str, Extent] = field(default_factory=dict)  # the largest of each file
+    records: dict[str, Listed] = field(default_factory=dict)  # the largest of each file
 
     def entries(self) -> Iterator[FileState]:
         yield from self._checkpoints()
@@ -153,7 +154,7 @@ class _Comparison:
 
     def _take(self, cursor: Mapping[str, Any]) -> None:
         for name, extent in cursor.items():
-            new: Extent = {"bytes": int(extent["bytes"]), "sha256": str(extent["sha256"])}
+            new: Listed = {"bytes": int(extent["bytes"]), "sha256": str(extent["sha256"])}
             if new["bytes"] >= self.records.get(name, new)["bytes"]:
                 self.records[name] = new
 

@@ -129,6 +129,8 @@ def paired_difference(
     if (few := min(len(scores_a), len(scores_b))) > 1:
         half, of_runs = _of_runs(value, variance, few, same_seeds, level)
         p, low, high = max(p, of_runs), -half, half
+        if few == 2:
+            return Difference(value, nan, nan, p)
     else:
         low, high = _bootstrap_bounds(d, groups, quantile, resamples, rng)
     low, high = _widened(low, high, d, groups, level)
@@ -261,8 +263,7 @@ def paired_runs(differences: RunSummary, level: float = 0.95) -> Difference:
       0.02 [0.007, 0.033] p=0.016
     """
     mean = differences.mean
-    half, p = _student(mean, differences.variance, level)
-    return Difference(mean, mean - half, mean + half, p)
+    return _around(mean, *_student(mean, differences.variance, level))
 
 
 def runs_difference(
@@ -280,8 +281,8 @@ def runs_difference(
     value, few = float(np.mean(a) - np.mean(b)), min(len(a), len(b))
     if few == 1:
         return Difference(value, nan, nan, nan)
-    half, p = _of_runs(value, runs_variance(a, b, same_seeds), few, same_seeds, level)
-    return Difference(value, value - half, value + half, p)
+    variance = runs_variance(a, b, same_seeds)
+    return _around(value, *_of_runs(value, variance, few, same_seeds, level))
 
 
 def _of_runs(
@@ -301,6 +302,13 @@ def _student(value: float, variance: Variance, level: float) -> tuple[float, flo
     """Half the width of Student's interval of a difference of this variance, and its p."""
     half = t_quantile(level, variance.freedom) * sqrt(variance.total)
     return half, 2 * chance_below(-abs(value), variance)
+
+
+def _around(value: float, half: float, p: float) -> Difference:
+    """A difference with its p, and an interval of this half width, if that is known."""
+    if np.isnan(half):
+        return Difference(value, nan, nan, p)
+    return Difference(value, value - half, value + half, p)
 
 
 def chance_below(distance: float, variance: Variance) -> float:
@@ -338,8 +346,7 @@ def welch(a: RunSummary, b: RunSummary, level: float = 0.95) -> Difference:
     value, variance = a.mean - b.mean, _welch_variance(a, b)
     if variance.total == 0:
         return Difference(value, nan, nan, nan)
-    half, p = _student(value, variance, level)
-    return Difference(value, value - half, value + half, p)
+    return _around(value, *_student(value, variance, level))
 
 
 def holm(p_values: ArrayLike) -> Floats:

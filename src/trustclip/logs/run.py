@@ -82,7 +82,8 @@ class Run:
     environment: Mapping[str, Any] = field(default_factory=dict)
     #: By stage; of a step logged twice, the later row.
     metrics: Mapping[str, Sequence[Row]] = field(default_factory=dict)
-    evaluations: Sequence[Evaluation] = ()  # complete ones, in order
+    #: Complete ones, in order.
+    evaluations: Sequence[Evaluation] = field(default_factory=list)
     samples: Samples = field(default_factory=Samples)  # where its completions are
     #: Its entry in its suite (label, model, seed, method), with the suite's reference and name and
     #: the score that it `reaches`; empty without one.

@@ -245,7 +245,8 @@ def test_offline_runs_of_wandb_are_curves(tmp_path, monkeypatch):
                 for i, value in enumerate(values):
                     run.log({"val/acc": value, "loss": 1.0}, step=5 * i)
             areas[arm, seed] = np.trapezoid(values) / 5
-            paths.append(f"{arm}@{seed}={folder}")
+            given = next(folder.glob("wandb/offline-run-*")) if seed else folder
+            paths.append(f"{arm}@{seed}={given}")
     (found,), _ = compared(*paths, curve="val/acc", by="area")
     gaps = [areas["b", seed] - areas["a", seed] for seed in range(3)]
     assert gap(found).value == pytest.approx(np.mean(gaps))

@@ -124,8 +124,8 @@ GATES = mapping(
 )
 
 
-def read_summary(path: Path) -> Mapping[str, Any]:
-    """The summary in a file, empty where there is none; a value of another form is refused."""
-    summary = read_mapping(path)
-    conform(summary, SUMMARY, str(path))
-    return summary
+def read_as(form: Any, path: Path) -> Mapping[str, Any]:
+    """The mapping in a file, empty where there is none; a value of another form is refused."""
+    content = read_mapping(path)
+    conform(content, form, str(path))
+    return content

@@ -35,15 +35,22 @@ def log_of(
     The trainer and its updates per generation, by the rows, are given where the kind of the log
     tells them; else the names of the metrics and the settings do. Remarks may grow while measured.
     """
-    rows, more, known = gather(path, measured)
-    whose = trainer or known
+    rows, more, told = gather(path, measured)
+    whose = trainer or told
     settings = settings_of(whose, config or {})
     updates = schedule(rows) if schedule else _SCHEDULES.get(whose or "", lambda _: None)(settings)
     unknown = []
     if whose is not None:
-        # An update on every generation moves by nothing before it.
-        single = {"one update a generation"} if updates and updates.updates <= 1 else set()
-        unknown += names.left_open(whose, single.union(*rows))
+        known: set[str] = set().union(*rows)
+        # The first update of a generation moves by nothing before it.
+        if updates is not None and updates.updates <= 1:
+            known.add("one update a generation")
+        questions = names.TABLE[whose].get("open", names.TABLE["others"]["open"])
+        unknown += [
+            question["what"].format(trainer=whose)
+            for question in questions
+            if not known & {*question.get("unless", ())}
+        ]
     if not settings and trainer is not None:
         unknown.append(f"settings such as {names.TABLE[trainer]['such_as']}")
     elif not settings:

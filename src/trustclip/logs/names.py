@@ -6,7 +6,7 @@ sampler's among them, and, for what every trainer measures, TRL's.
 """
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -105,17 +105,6 @@ def trainer_of(names: Sequence[str]) -> str | None:
         if any(name in table or _SHARED.get(name) == trainer for name in plain):
             return trainer
     return None
-
-
-def left_open(trainer: str, known: Iterable[str]) -> list[str]:
-    """What a trainer's metrics leave open, in words, given all that is known."""
-    there = set(known)
-    questions = TABLE[trainer].get("open", TABLE["others"]["open"])
-    return [
-        question["what"].format(trainer=trainer)
-        for question in questions
-        if not there & {*question.get("unless", ())}
-    ]
 
 
 def nothing_of(names: Sequence[str]) -> str:

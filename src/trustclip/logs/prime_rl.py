@@ -35,8 +35,7 @@ _RECORD = mapping(
 
 
 def _accepts(path: Path, head: bytes) -> bool:
-    first = first_row(head)
-    return "trainer_logprobs" in first or "inference_logprobs" in first
+    return not {"trainer_logprobs", "inference_logprobs"}.isdisjoint(first_row(head))
 
 
 def _candidates(folder: Path) -> list[Path]:
@@ -113,6 +112,8 @@ def _row(record: Mapping[str, Any]) -> TokenRow | None:
     if not any(mask) or not any(value is not None for value in advantages):
         return None
     masked = record.get("is_masked")
+    # The export repeats a sequence's reward for each token.
+    rewards = [value for value in record.get("rewards") or () if value is not None]
     has_masked = isinstance(masked, list) and any(flag is not None for flag in masked)
     return TokenRow.of(
         {
@@ -126,7 +127,7 @@ def _row(record: Mapping[str, Any]) -> TokenRow | None:
             "token_id": record.get("token_ids"),
             "step": record["step"],
             "index": record.get("export_sequence_idx"),
-            "reward": _reward(record.get("rewards")),
+            "reward": rewards[-1] if rewards else None,
         }
     )
 
@@ -144,12 +145,6 @@ def _mask(record: Mapping[str, Any]) -> list[bool]:
     if isinstance(weights, list) and any(weight is not None for weight in weights):
         return [flag and bool(weight) for flag, weight in zip(mask, weights, strict=True)]
     return mask
-
-
-def _reward(rewards: Any) -> float | None:
-    """Reward of a sequence, which the export repeats for each token."""
-    numbers = [value for value in rewards or () if value is not None]
-    return numbers[-1] if numbers else None
 
 
 SOURCE = Source(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.logs.answers import digest, outcomes, scores
-from trustclip.logs.forms import SUITE, read_summary
+from trustclip.logs.forms import SUITE, SUMMARY, read_as
 from trustclip.logs.identity import Marks, with_method
 from trustclip.logs.log import Log
 from trustclip.logs.recognise import holds_log, looked_for, read_log
@@ -16,7 +16,6 @@ from trustclip.logs.samples import Samples
 from trustclip.support.inside import Inside
 from trustclip.support.jsonl import Row, read_mapping, scan
 from trustclip.support.names import nearest, some
-from trustclip.support.schemas import conform
 
 __all__ = ["Evaluation", "Run", "find", "in_words", "read_run", "read_runs", "setting_of"]
 
@@ -31,7 +30,7 @@ def read_run(path: Path) -> Run:
     files = Inside(path)
     config = with_method(read_mapping(files.file("config.yaml")))
     environment = read_mapping(files.file("environment.json"))
-    summary = read_summary(files.file("summary.json"))
+    summary = read_as(SUMMARY, files.file("summary.json"))
     metrics, unreadable = _metrics(files.file("metrics.jsonl"))
     samples = Samples.read(path)
     last = max((row["step"] for row in metrics.get("rl", ())), default=0)
@@ -50,7 +49,7 @@ def read_run(path: Path) -> Run:
             "leaves such lines"
         )
     run = Run(
-        path, config, environment, summary, metrics, evaluations, samples, remarks, _entry(path),
+        path, config, summary, remarks, environment, metrics, evaluations, samples, _entry(path),
         marks=Marks.read(path),
     )  # fmt: skip
     if not run.finished:
@@ -69,13 +68,9 @@ def _of_log(path: Path, log: Log) -> Run:
     return Run(
         path=path,
         config={"command": log.trainer, "model": "unknown model", "log": str(path), **log.settings},
-        environment={},
         summary={"finished": log.finished},
-        metrics={"rl": log.rows},
-        evaluations=[],
-        samples=Samples(),
         remarks=list(log.remarks),
-        entry={},
+        metrics={"rl": log.rows},
         log=log,
     )
 
@@ -127,9 +122,7 @@ def _suite(folder: Path) -> Mapping[str, Any]:
 @lru_cache(maxsize=4)
 def _plan(path: Path, _changed: int, _size: int) -> Mapping[str, Any]:
     """Read once, however many runs of the suite are asked for theirs."""
-    plan = read_mapping(path)
-    conform(plan, SUITE, str(path))
-    return plan
+    return read_as(SUITE, path)
 
 
 def _entry(path: Path) -> Mapping[str, Any]:

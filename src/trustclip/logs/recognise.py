@@ -81,10 +81,8 @@ def looked_for() -> str:
 
 def holds_log(path: Path) -> bool:
     """Whether a path is a log of another trainer, or holds any number of them."""
-    if path.is_file():
-        return True
     folders = (path, *_below(path)) if path.is_dir() else ()
-    return any(True for folder in folders for _ in _candidates(folder))
+    return path.is_file() or any(True for folder in folders for _ in _candidates(folder))
 
 
 def _candidates(folder: Path) -> Iterator[tuple[Source, Path]]:

@@ -17,8 +17,6 @@ from trustclip.support.jsonl import Row
 OF_RUN = "@0"
 #: Stages whose rows hold numbers.
 MEASURED = ("rl", "sft", "eval")
-#: This stands for the last row of a training that has logged nothing.
-_NOTHING: Row = {"step": 0}
 #: Folders that say nothing of the model in them without their own folder.
 _COMMON = ("final", "hf", "model")
 
@@ -79,15 +77,17 @@ class Run:
 
     path: Path  # the folder, or the log's file
     config: Mapping[str, Any]
-    environment: Mapping[str, Any]
     summary: Mapping[str, Any]  # its ``summary.json``, empty as long as there is none
-    metrics: Mapping[str, Sequence[Row]]  # by stage; of a step logged twice, the later row
-    evaluations: Sequence[Evaluation]  # complete ones, in order
-    samples: Samples  # where its completions are
     remarks: Sequence[str]  # on the state of this folder, for the reader of a report
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    #: By stage; of a step logged twice, the later row.
+    metrics: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    #: Complete ones, in order.
+    evaluations: Sequence[Evaluation] = field(default_factory=list)
+    samples: Samples = field(default_factory=Samples)  # where its completions are
     #: Its entry in its suite (label, model, seed, method), with the suite's reference and name and
     #: the score that it `reaches`; empty without one.
-    entry: Mapping[str, Any]
+    entry: Mapping[str, Any] = field(default_factory=dict)
     log: Log | None = None  # where it was read from another trainer's
     marks: Marks | None = None  # of its settings; None where it has none
 
@@ -151,7 +151,7 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        return max((row["step"] for row in (self.training or (_NOTHING,))), default=0)
+        return max((row["step"] for row in self.training), default=0)
 
     @property
     def silence(self) -> str:

@@ -122,20 +122,20 @@ def _points(path: Path, arm: str, seed: str, choice: Choice) -> Iterator[Score]:
 
 
 def _logged(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    folders = [path, *(p for p in sorted(path.glob("**/")) if Inside(path).holds(p))]
+    folders = [folder for folder in sorted(path.glob("**/")) if Inside(path).holds(folder)]
     events = [path] if "tfevents" in path.name else [
-        file for folder in folders if folder.is_dir() for file in tensorboard.files(folder)
+        file for folder in folders for file in tensorboard.files(folder)
     ]  # fmt: skip
     runs = [path] if path.suffix == ".wandb" else [
-        file for folder in folders if folder.is_dir() for file in Inside(folder).files("*.wandb")
+        file for folder in folders for file in Inside(folder).files("*.wandb")
     ]  # fmt: skip
     if len(runs) + len({file.parent for file in events}) != 1:
         raise ValueError(
-            f"{path} holds {len(runs)} offline runs of wandb and {len(set(events))} event files of "
+            f"{path} holds {len(runs)} offline runs of wandb and {len(events)} event files of "
             "TensorBoard; give the log of one run. Curves in CSV or JSON lines are given with "
             "--columns step=...,score=..."
         )
-    for file in dict.fromkeys(events):
+    for file in events:
         for step, tag, value in tensorboard.events(file):
             if isinstance(value, float):
                 yield step, {tag: value}
@@ -177,18 +177,16 @@ def _of_file(path: Path, one: Given, choice: Choice) -> Iterator[Score]:
     if first is None:
         raise ValueError(f"{path} holds no row.")
     form = _form(path, first[1]) or PLAIN
-    if form.flat:
-        flat = ((n, form.flat(row)) for n, row in chain([first], rows))
-        rows = ((n, row) for n, row in flat if row)
-        first = next(rows, None)
-        if first is None:
-            return
-    columns = _columns(path, form, first[1], choice)
+    columns: dict[str, str] = {}
     task = re.fullmatch(form.path, path.stem) if form.path else None
     name = task[1] if task else "scores"
     fixed = Score("", one.arm, one.seed or "0", None, name, None, None, None)
     filters = set()
-    for number, row in chain([first], rows):
+    for number, written in chain([first], rows):
+        row = form.flat(written)
+        if row is None:
+            continue
+        columns = columns or _columns(path, form, row, choice)
         filters.add(row.get("filter"))
         if form.name == "lm-eval" and len(filters) > 1 and "filter" not in choice.values:
             raise ValueError(

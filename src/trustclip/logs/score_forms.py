@@ -25,7 +25,7 @@ class Form:
       lost: column that holds an error where there was no answer.
       score: the score of a row, where no column holds it alone.
       path: a pattern of its files' names; its group is the task.
-      flat: makes a row of what it writes; an empty one is left out.
+      flat: makes a row of what it writes; None of what is left out.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Form:
     lost: str = ""
     score: Callable[[Row, str], object] | None = None
     path: str = ""
-    flat: Callable[[Row], Row] | None = None
+    flat: Callable[[Row], Row | None] = lambda row: row
 
 
 def _named(values: Any, wanted: str, what: str = "metric") -> object:
@@ -47,17 +47,12 @@ def _named(values: Any, wanted: str, what: str = "metric") -> object:
     return values[name]
 
 
-def _of_metrics(row: Row, wanted: str) -> object:
-    """lm-eval's score: the metric that is named, or the first of those listed."""
-    return _named({name: row[name] for name in row["metrics"] if name in row}, wanted)
-
-
-def _of_episode(row: Row) -> Row:
+def _of_episode(row: Row) -> Row | None:
     """An episode of verifiers: the mean of its traces' weighted rewards; none of training."""
     work, env, task = ((row.get(part) or {}) for part in ("run", "env", "task"))
     work = work.get("work") or {}
     if work.get("type") == "train":
-        return {}
+        return None
     rewards = [
         sum(one["score"] * one.get("weight", 1.0) for one in trace["rewards"].values() if one)
         for trace in row["traces"]
@@ -76,7 +71,8 @@ FORMS = (
          {part: (part,) for part in ("task", "problem", "sample", "score", "step")},
          flat=_of_episode),
     Form("lm-eval", frozenset({"doc_id", "metrics", "filter"}), {"problem": ("doc_id",)},
-         once=True, score=_of_metrics, path=r"samples_(.+)_\d{4}-\d\d-\d\dT.*"),
+         once=True, path=r"samples_(.+)_\d{4}-\d\d-\d\dT.*",
+         score=lambda row, wanted: _named({n: row[n] for n in row["metrics"] if n in row}, wanted)),
     Form("lighteval", frozenset({"doc", "metric", "model_response"}), {"problem": ("doc",)},
          once=True, score=lambda row, wanted: _named(row["metric"], wanted),
          path=r"details_(.+)_\d{4}-\d\d-\d\dT.*"),

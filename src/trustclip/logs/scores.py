@@ -15,7 +15,6 @@ from scipy.special import ndtri
 from trustclip.logs.answers import of_answers, usual
 from trustclip.logs.choice import Choice
 from trustclip.logs.run import OF_RUN, Evaluation, Run
-from trustclip.logs.samples import Samples
 from trustclip.stats.curves import area
 from trustclip.support.names import some
 
@@ -233,12 +232,9 @@ def _run(arm: str, seed: object, evaluations: Sequence[Evaluation], remarks: Seq
     return Run(
         path=Path("scores") / f"{arm}-{seed}".replace("/", "-"),
         config={"command": "scores", "model": "scores"},
-        environment={},
         summary={"finished": True},
-        metrics={},
-        evaluations=evaluations,
-        samples=Samples(),
         remarks=[*remarks],
+        evaluations=evaluations,
         entry={"label": arm, "seed": seed, "model": "scores"},
     )
 

@@ -1,23 +1,21 @@
 """TensorBoard's event files, by TensorBoard's own reader: of TRL, of verl, of anything."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from trustclip.logs.log import Log, Source
 from trustclip.logs.metrics import log_of
 from trustclip.support.inside import Inside
-from trustclip.support.reading import parse_json
+from trustclip.support.jsonl import parse_line
 
 #: Bytes around a record: its length, and a checksum of the length and of the record.
 _FRAME = 16
 
 
-def files(path: Path) -> Iterator[Path]:
-    if path.is_file():
-        yield path
-    else:
-        yield from Inside(path).files("*tfevents*")
+def files(path: Path) -> list[Path]:
+    """An event file, or those in a folder."""
+    return [path] if path.is_file() else Inside(path).files("*tfevents*")
 
 
 def _read(path: Path) -> Log:
@@ -34,7 +32,7 @@ def _read(path: Path) -> Log:
         step, values = None, {}
         for at, tag, value in events(file):
             if isinstance(value, str):
-                settings |= _json(value) if tag.startswith("args") else {}
+                settings |= (parse_line(value.encode()) or {}) if tag.startswith("args") else {}
             elif at != step or tag in values:
                 measured += [(step, values)] if step is not None else []
                 step, values = at, {tag: value}
@@ -75,18 +73,10 @@ def _is_torn(file: Path) -> bool:
     )
 
 
-def _json(text: str) -> Mapping[str, Any]:
-    try:
-        value = parse_json(text.encode())
-    except ValueError:
-        return {}
-    return value if isinstance(value, Mapping) else {}
-
-
 SOURCE = Source(
     "events.out.tfevents.* (TensorBoard)",
     lambda path, head: "tfevents" in path.name,
     # A run that was resumed has several files.
-    lambda folder: [folder] if next(files(folder), None) else [],
+    lambda folder: [folder] if files(folder) else [],
     _read,
 )

@@ -1,5 +1,6 @@
 """TRL's ``trainer_state.json``, as a stock `GRPOTrainer` leaves it in its checkpoints."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,13 +27,12 @@ def _candidates(folder: Path) -> list[Path]:
     files = Inside(folder)
     if (own := files.file(NAME)).is_file():
         return [own]
-    paths = [path for path in files.files(f"checkpoint-*/{NAME}") if _number(path) is not None]
-    return sorted(paths, key=lambda path: _number(path) or 0)[-1:]
-
-
-def _number(path: Path) -> int | None:
-    digits = path.parent.name.removeprefix("checkpoint-")
-    return int(digits) if digits.isdecimal() else None
+    found = (
+        (int(checkpoint[1]), path)
+        for path in files.files(f"checkpoint-*/{NAME}")
+        if (checkpoint := re.fullmatch(r"checkpoint-(\d+)", path.parent.name))
+    )
+    return [path for _, path in sorted(found)[-1:]]
 
 
 def _read(path: Path) -> Log:

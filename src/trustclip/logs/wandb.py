@@ -19,7 +19,7 @@ _BLOCK = 32 * 1024
 _FRAGMENT = struct.Struct("<IHB")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 #: Keys of a history that count updates, best first.
-_STEPS = ("train/global_step", "training/global_step", "global_step")
+_STEPS = ("train/global_step", "training/global_step", "global_step", "_step")
 
 
 def _read(path: Path) -> Log:
@@ -43,15 +43,11 @@ def history(
         if kind in ("run", "config") and settings is not None:
             settings |= _values((record.run.config if kind == "run" else record.config).update)
         elif kind == "history":
-            step, values = _step_of(record)
+            values = _values(record.history.item)
+            counted = (values[key] for key in _STEPS if values.get(key) is not None)
+            step = next(counted, record.history.step.num)
             if isinstance(step, int):
                 yield step, numbers(values)
-
-
-def _step_of(record: Any) -> tuple[object, dict[str, Any]]:
-    values = _values(record.history.item)
-    step = next((values[key] for key in _STEPS if key in values), None)
-    return values.get("_step", record.history.step.num) if step is None else step, values
 
 
 def _values(items: Any) -> dict[str, Any]:

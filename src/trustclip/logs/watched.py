@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
-from torch import Tensor
-
 from trustclip.constraints.base import Method
 from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.loss import gradient
@@ -60,11 +58,11 @@ def watch(paths: Sequence[Path], methods: Sequence[Method], acting: Method) -> S
     shadows, recorded = Shadows(methods), True
     cut = tokens = completions = 0
     for rows, batch in chunks(paths):
-        own = _recorded(rows)
-        recorded = recorded and own is not None
-        if own is None:
+        if all(row.coefficient is not None and row.kept is not None for row in rows):
+            own = padded(rows, "coefficient"), padded(rows, "kept")
+        else:
             c, surrogate = gradient(acting, batch)
-            own = c, surrogate.kept
+            own, recorded = (c, surrogate.kept), False
         shadows.add(batch, *own)
         finite = batch.finite
         cut += int((finite & ~own[1]).sum())
@@ -75,13 +73,6 @@ def watch(paths: Sequence[Path], methods: Sequence[Method], acting: Method) -> S
     name = "the recorded method" if recorded else label(acting)
     metrics = {"gated": cut / tokens, **shadows.read()}
     return ShadowResult(name, shadows.labels, metrics, completions, tokens)
-
-
-def _recorded(rows: Sequence[TokenRow]) -> tuple[Tensor, Tensor] | None:
-    """Coefficients and kept tokens as the run recorded them; None where a row has not both."""
-    if any(row.coefficient is None or row.kept is None for row in rows):
-        return None
-    return padded(rows, "coefficient"), padded(rows, "kept")
 
 
 def able(methods: Sequence[Method], fields: set[str]) -> tuple[list[Method], dict[str, str]]:

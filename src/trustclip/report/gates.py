@@ -75,10 +75,9 @@ def interval(chosen: Method) -> dict[str, Any] | None:
 
 def _numbers(chosen: Method) -> list[str]:
     hints = get_type_hints(type(chosen))
-    names = [item.name for item in fields(chosen)]  # type: ignore[arg-type]
     return [
         name
-        for name in names
+        for name in (item.name for item in fields(chosen))  # type: ignore[arg-type]
         if float in (hints[name], *get_args(hints[name])) and getattr(chosen, name) is not None
     ]
 

@@ -49,18 +49,6 @@ code then runs here: if you trust it, allow it with --allow-code.
         _granted.reset(token)
 
 
-def _require(name: str) -> None:
-    """Refuse to import what a file names unless it is allowed."""
-    if is_allowed(name):
-        return
-    module, _, _ = name.rpartition(":")
-    kind = "file" if module.endswith(".py") else "module"
-    raise ValueError(
-        f"{name!r} would import the Python {kind} {module!r}, whose code then runs here: if you "
-        "trust it, allow it with --allow-code."
-    )
-
-
 def is_allowed(name: str) -> bool:
     """Whether the object that ``name`` refers to may be imported.
 
@@ -104,8 +92,13 @@ def import_object(path: str, kind: str) -> Any:
       ...
       ValueError: cannot load reward 'math:hypott': 'math' has no 'hypott'; did you mean 'hypot'?
     """
-    _require(path)
     where, _, name = path.rpartition(":")
+    if not is_allowed(path):
+        what = "file" if where.endswith(".py") else "module"
+        raise ValueError(
+            f"{path!r} would import the Python {what} {where!r}, whose code then runs here: if you "
+            "trust it, allow it with --allow-code."
+        )
     try:
         if where.endswith(".py"):
             module = _module_of_file(Path(where))

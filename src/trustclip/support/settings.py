@@ -6,7 +6,7 @@ beyond the types of values, whoever has the class says in `Rules`.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
@@ -158,8 +158,12 @@ def validated(cls: type, content: Mapping[str, Any], rules: Rules) -> tuple[Any,
             section = getattr(settings, name) if name and settings else settings
             section = section or _partial(section_class, values, invalid)
             settings = settings if name else section
-            found = () if section is None else _conflicts(section, invalid, rules)
-            errors += [((*place, *where), text) for where, text in found]
+            # What involves an invalid value is not complained about twice.
+            errors += [
+                ((*place, *where), text)
+                for where, text in (() if section is None else rules.complaints(section))
+                if not invalid & {*where, *rules.depends.get(where[0], ())}
+            ]
     return settings, errors
 
 
@@ -170,13 +174,6 @@ def _partial(cls: type, values: Mapping[str, Any], invalid: set[Any]) -> Any:
         return TypeAdapter(cls).validate_python(valid)
     except ValidationError:
         return None
-
-
-def _conflicts(section: Any, invalid: set[Any], rules: Rules) -> Iterator[Complaint]:
-    """Complaints about a section, except those that involve an invalid value."""
-    for where, text in rules.complaints(section):
-        if not invalid & {*where, *rules.depends.get(where[0], ())}:
-            yield where, text
 
 
 def _message_of(cls: type, item: ErrorDetails, rules: Rules) -> str:

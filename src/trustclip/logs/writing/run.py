@@ -16,12 +16,13 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import yaml
 
-from trustclip.logs.forms import HASHES, read_summary
+from trustclip.logs.forms import HASHES, SUMMARY, read_as
 from trustclip.logs.identity import MARKS, Marks, essential, flat, with_method
 from trustclip.logs.samples import SHARD, shards
 from trustclip.logs.tokens import TOKENS, UPDATE, TokenRow, write_tokens
@@ -154,7 +155,7 @@ class RunWriter:
     def summary(self) -> dict[str, Any]:
         """Contents of ``summary.json``; empty before `summarize`."""
         path = self.path / "summary.json"
-        return whole(path, read_summary) if path.exists() else {}
+        return whole(path, partial(read_as, SUMMARY)) if path.exists() else {}
 
     def _reopen(self, summary: Mapping[str, Any]) -> None:
         """Write down that the run is not finished any more."""

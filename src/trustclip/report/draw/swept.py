@@ -105,10 +105,11 @@ def swept_figures(groups: Sequence[Group], compared: Sequence[Compared]) -> list
         if len(values) < 2:
             continue
         name, labels = path.rpartition(".")[2], list(dict.fromkeys(g.label for g in members))
+        nearest = min(after - before for before, after in pairwise(values))
         lines = []
         for i, label in enumerate(labels):
             own = sorted((g for g in members if g.label == label), key=lambda g: _value(g, path))
-            shift = _shift(i, len(labels), values)
+            shift = (i - (len(labels) - 1) / 2) * min(APART, TOGETHER / len(labels)) * nearest
             lines.append(_Line(label, own, [_value(group, path) + shift for group in own]))
         panels = [
             Panel(title, name, unit, marks, ticks=values)
@@ -163,11 +164,6 @@ def _families(groups: Sequence[Group]) -> dict[tuple[str, str], list[Group]]:
 
 def _value(group: Group, path: str) -> float:
     return float(group.runs[0].swept[path])
-
-
-def _shift(place: int, many: int, values: Sequence[float]) -> float:
-    nearest = min(after - before for before, after in pairwise(values))
-    return (place - (many - 1) / 2) * min(APART, TOGETHER / many) * nearest
 
 
 def _is_number(value: object) -> bool:

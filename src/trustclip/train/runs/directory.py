@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trustclip.logs.forms import read_summary
+from trustclip.logs.forms import SUMMARY, read_as
 from trustclip.logs.identity import Marks, essential
 from trustclip.logs.writing.extents import Cursor
 from trustclip.logs.writing.hashes import FINAL, missing_files
@@ -48,7 +48,7 @@ class RunDirectory(RunWriter):
     def stopped(path: Path, command: str, settings: Any) -> bool:
         """Whether the folder holds a run of exactly these settings that is not finished."""
         config, summary = path / "config.yaml", path / "summary.json"
-        if not config.exists() or (summary.exists() and read_summary(summary).get("finished")):
+        if not config.exists() or (summary.exists() and read_as(SUMMARY, summary).get("finished")):
             return False
         begun = essential(whole(config), Marks.read(path))
         return begun == essential(*described(command, settings))

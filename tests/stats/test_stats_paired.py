@@ -39,8 +39,8 @@ def test_bootstrap_interval_is_students_for_many_problems():
 
 def test_bootstrap_interval_is_as_wide_as_students_for_few_problems():
     rng = np.random.default_rng(3)
-    a, b = (Tally(rng.binomial(64, 0.5, (1, 12)), np.full((1, 12), 64)) for _ in range(2))
-    d = (a.right - b.right)[0] / 64
+    a, b = (Tally(rng.uniform(0, 1, (1, 12)), np.ones((1, 12), int)) for _ in range(2))
+    d = (a.right - b.right)[0]
     half = scipy_stats.t.ppf(0.975, 11) * d.std(ddof=1) / sqrt(12)
     unseen = 1 - 0.025 ** (1 / 12)
     different = 12 - np.unique(d, return_counts=True)[1].max()
@@ -313,6 +313,7 @@ def test_few_seeds_are_what_limits_a_comparison_whatever_the_data_say():
         assert required(a, b, same_seeds=True).limit == "seeds"
     a, b = (np.stack([random_answers(60 + side, 40)] * 5) for side in (0, 1))
     assert required(a, b).limit != "seeds"  # five seeds that agree to the answer
+    assert required(a, b[:3]).limit == "seeds" and required(a, b[:3]).seeds == 3
 
 
 def two_methods(

@@ -429,7 +429,6 @@ MALFORMED = {
         {"method_changes": {"atr": {"rl.beta": 1.0}}, "sweep": {"rl.beta": [0.1]}},
         ["in both `method_changes` and `sweep`"],
     ),
-    "own method": ({"changes": {"method.delta": 1}}, ["may not set 'method.delta'"]),
     "recipe": ({"recipe": "recip.yaml"}, ["recip.yaml", "did you mean", "recipe.yaml"]),
     "seeds": ({"seeds": [1, 1]}, ["`seeds` has a duplicate"]),
     "key": ({"seed": [1]}, ["unknown key 'seed'", "'seeds'"]),

@@ -79,8 +79,6 @@ def test_the_acting_clip_as_a_shadow_agrees_with_itself(tmp_path):
 
 
 def test_the_recorded_reward_is_the_one_that_trl_trains_on(tmp_path):
-    """Of two rewards, of which one applies to every second completion: their weighted sum."""
-
     def second(completions, **_):
         return [2.0 if place % 2 else None for place in range(len(completions))]
 

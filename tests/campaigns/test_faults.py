@@ -64,6 +64,8 @@ def test_real_runs():
 def test_a_planted_bug_has_its_place(bug: planted.Bug):
     text = (planted.ROOT / "src" / "trustclip" / bug.file).read_text()
     assert compile(bug.planted(text), bug.file, "exec")
+    for file, _, name in (test.partition("::") for test in bug.tests):
+        assert f"def {name}" in (planted.ROOT / "tests" / file).read_text(), "its test is gone"
 
 
 def test_a_planted_bug_whose_place_is_gone_is_named():

@@ -157,12 +157,12 @@ def test_the_slope_of_entropy_is_theorem_5_2s_covariance() -> None:
 
 def test_agreement_with_the_exact_gate() -> None:
     x = [[1.5, 1.5, 1.5, 1.0, 0.9]]  # k3: 0.0945 thrice, 0, 0.0054
-    kl = torch.tensor([[0.1, 0.01, 0.2, 0.2, 0.2]], dtype=DOUBLE)
+    kl = torch.tensor([[0.1, 0.01, 0.02, 0.2, 0.2]], dtype=DOUBLE)
     advantages = torch.tensor([[1.0, 1, 1, 1, -1]], dtype=DOUBLE)
     batch = batch_of([[0.3] * 5], x, kl_old_new=kl, advantages=advantages)
     found = tc.policy_loss(tc.method("atr"), batch).metrics
-    assert [p.item() for p in found["agreement/precision"]] == [2, 3]
-    assert [p.item() for p in found["agreement/recall"]] == [2, 3]  # at ratio 1 neither acts
+    assert [p.item() for p in found["agreement/precision"]] == [1, 3]
+    assert [p.item() for p in found["agreement/recall"]] == [1, 2]  # at ratio 1 neither acts
     for method in (
         tc.method("atr") & tc.method("clip"),
         tc.method("atr", delta={"controller": "target_gate", "share": 0.1}),

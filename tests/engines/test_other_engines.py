@@ -114,7 +114,8 @@ def test_the_cookbooks_datum_is_right_in_tinkers_client(method: tc.Method, tinke
 @pytest.mark.parametrize("name", ["mask", "sequence_ratio_mask"])
 def test_a_datum_without_a_mask_leaves_those_of_others_on(name: str, tinker: Any) -> None:
     old, advantages = torch.full((3,), -1.0), torch.ones(3)
-    masked = {name: torch.tensor([0.0, 1, 1])}
+    # Where a datum has both, `mask` counts.
+    masked = {"sequence_ratio_mask": advantages, name: torch.tensor([0.0, 1, 1])}
     data = [datum_of(tinker, logprobs=old, advantages=advantages, **more) for more in (masked, {})]
     weights, metrics = sent_to_server(tc.method("atr"), data, [old - 0.1] * 2)
     weight = torch.tensor(-0.1).exp()

@@ -126,6 +126,14 @@ def test_slimes_loss_has_the_gradient_of_the_method(name: str, their: None) -> N
     assert all(value.dim() == 0 and not value.requires_grad for value in metrics.values())
 
 
+def test_the_old_policy_is_the_sampler_where_slime_says_so(their: None) -> None:
+    batch, of = packed(), {"use_rollout_logprobs": True}
+    given = logits_of(batch), sum_of_sample_mean(batch)
+    loss, usual = (slime.custom_loss("atr")(arguments(**s), batch, *given)[0] for s in (of, {}))
+    swapped = batch | {"log_probs": batch["rollout_log_probs"]}
+    assert loss == slime.custom_loss("atr")(arguments(), swapped, *given)[0] != usual
+
+
 def test_entropy_and_kl_of_slime_stay(their: None) -> None:
     batch = packed()
     logits = logits_of(batch)

@@ -51,6 +51,7 @@ def test_fresh_samples_that_jump_away_are_told_at_once() -> None:
     assert "0.0082 nats per token, 872 times as much as in any generation before (3)" in told[2]
     assert alarms(trends.FRESH, [0.035, 0.047, 0.033, 0.041]) == []  # half precision
     assert alarms(trends.FRESH, [0.033, 0.108])[0][1] == "weight_sync"  # and no transfer
+    assert alarms(trends.FRESH, [0.1, 0.033, 0.108]) == []  # no further than once before
     assert alarms(trends.FRESH, [1e-6, 2e-5, 3e-5]) == []  # rounding
     assert alarms(trends.FRESH, [v * 30 for v in FLAT]) == []
 

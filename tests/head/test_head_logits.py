@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_head import inputs
+from test_head import inputs, small_tiles  # noqa: F401
 from torch import Tensor
 
-from trustclip.head import Head, exact_kl, product, score, selected_logprobs, topk
+from trustclip.head import Head, exact_kl, score, selected_logprobs, topk
 from trustclip.head.logprobs import Plan, scored
 from trustclip.head.softmax import exp
 from trustclip.head.topk import logp_of
@@ -15,11 +15,7 @@ from trustclip.head.topk import logp_of
 T, SCALE, CAP = 0.7, 1.6, 2.5
 
 
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch):
-    """Blocks of 5 rows, tiles of 256 columns: a vocabulary of 700 ends within a tile."""
-    monkeypatch.setitem(product._ROWS, "cpu", 5)
-    monkeypatch.setitem(product.TILE_LOGITS, "cpu", 256)
+pytestmark = pytest.mark.usefixtures("small_tiles")
 
 
 def logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, cap: float | None) -> Tensor:
@@ -76,7 +72,7 @@ def test_the_likeliest_tokens() -> None:
     head = Head.of(weight, bias, temperature=T, scale=SCALE, softcap=CAP)
     want = logits(new, weight, bias, CAP).log_softmax(-1)
     top, logp = topk(new, head, 4)
-    torch.testing.assert_close(logp, want.topk(4).values)
+    torch.testing.assert_close((logp, top), tuple(want.topk(4)))
     scores = scored(head, new, ids, Plan(collision=True))
     torch.testing.assert_close(scores.collision, want.exp().square().sum(-1), rtol=1e-12, atol=0)
     log_partition = scores.log_partition

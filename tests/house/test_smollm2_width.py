@@ -155,23 +155,6 @@ def test_contrasts_are_paired_t_tests_with_holms_correction_over_four(tmp_path: 
         assert family[name].p == pytest.approx(before)
 
 
-@pytest.mark.parametrize(
-    ("value", "sign", "p", "p_equivalent", "word"),
-    [
-        (0.1, 1, 0.01, 0.9, "confirmed"),
-        (-0.1, 1, 0.01, 0.9, "refuted"),
-        (-0.1, 0, 0.01, 0.9, "confirmed"),
-        (0.01, 1, 0.01, 0.04, "equivalent"),
-        (0.1, 1, 0.06, 0.9, "open"),
-        (-0.6, -1, 0.01, math.nan, "confirmed"),
-    ],
-)
-def test_every_verdict_follows_from_the_corrected_p_alone(
-    value: float, sign: int, p: float, p_equivalent: float, word: str
-) -> None:
-    assert report._word(value, sign, p, p_equivalent) == word
-
-
 def test_a_block_is_of_the_kind_of_processor_that_has_all_of_its_runs(tmp_path: Path) -> None:
     folder = made(tmp_path)
     area = report.read(folder).area

@@ -182,6 +182,12 @@ def test_the_sampler_is_measured_where_the_tokens_have_it(tmp_path: Path) -> Non
     assert "moved by" not in said(tmp_path)
 
 
+def test_the_mean_reward_is_that_of_the_completions_that_have_one(tmp_path: Path) -> None:
+    rows = [{"logp": [-1.0], "advantage": 1.0, "reward": r} for r in (1.0, 0.5, None)]
+    write_tokens(tmp_path / "tokens.jsonl", map(TokenRow.of, rows))
+    assert [row["reward"] for row in read_log(tmp_path).rows] == [0.75]
+
+
 def _bad(tmp_path: Path, name: str, content: str | bytes) -> Path:
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)

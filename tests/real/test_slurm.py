@@ -160,6 +160,8 @@ def test_a_job_has_what_was_asked_for_and_slurms_refusal_is_told(suite):
     said = suite.slurm("scontrol", "show", "job", suite.job("PENDING"))
     for words in ("TimeLimit=00:30:00", "Partition=all", "Nice=5", "NumCPUs=2", "JobName=clip-"):
         assert words in said
+    script = next(suite.out.glob("*-seed*/slurm/*.sh")).read_text()
+    assert "--signal=USR2@600" in script, "it has ten minutes to save, or half of a short limit"
     first.send_signal(signal.SIGTERM)
     first.communicate(timeout=NEVER)
     for wrong, reason in ({"gpus": 1}, "gres"), ({"more": ["--partition", "lnog"]}, "partition"):

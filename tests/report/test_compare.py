@@ -206,15 +206,6 @@ def test_one_problem_with_fewer_answers_keeps_k(tmp_path):
         assert abs(then.difference.value - now.difference.value) < 0.03
 
 
-def test_an_answer_written_twice_counts_once_and_is_said(tmp_path):
-    first, twice = make_run(tmp_path / "a", ATR), make_run(tmp_path / "b", CLIP)
-    before = compared(first, twice)[0]
-    rewritten(twice, lambda row: [row, row] if first_problem(row) else [row])
-    found, text = compared(first, twice)
-    assert [c.difference for c in found] == [c.difference for c in before]
-    assert "4 answers were written twice: each counts once" in " ".join(text.split())
-
-
 def test_a_judgement_that_is_no_number_is_named(tmp_path):
     """It was refused as "different problems"."""
     first, odd = make_run(tmp_path / "a", ATR), make_run(tmp_path / "b", CLIP)

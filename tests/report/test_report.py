@@ -113,7 +113,7 @@ def test_an_answer_written_again_after_a_resume_counts_once(tmp_path):
     )
     run = read_run(path)
     assert final_of(run).answers == {"a": {"1": [1, 0], "2": [0, 0]}}
-    assert len(run.samples.places) == 4
+    assert len(run.samples.places) == 4 and "1 answer was written twice" in run.remarks[0]
 
 
 def test_an_evaluation_that_was_cut_short_is_not_scored(tmp_path):
@@ -353,6 +353,20 @@ def test_shares_of_the_kinds_of_tokens(tmp_path):
     assert [marks[name].x for name in [*marks][1:]] == [["2"], ["> 1"]]
 
 
+def test_charts_and_tables_are_of_what_they_say(report):
+    """Curves of seeds around their mean, areas within their panel, Pass@K under its name."""
+    charts = {figure.key: figure for figure in report.figures}
+    curves = [m for p in charts["figure2"].panels for m in p.marks if p.title.startswith("Mean@4")]
+    for group in report.groups:
+        own = [mark for mark in curves if mark.name == group.label]
+        (line,), seeds = ([m.y for m in own if m.style == s] for s in ("line", "faint"))
+        assert len(seeds) == 2 and np.mean(seeds, axis=0) == pytest.approx(line)
+    for panel in charts["quadrants"].panels:
+        assert np.sum([m.y for m in panel.marks], axis=0).max() <= panel.y_range[1]
+    titles = {table.key: table.title.partition(" ")[0] for table in report.tables}
+    assert [titles[f"{k}-differences"] for k in ("mean", "pass")] == ["Mean@4", "Pass@4"]
+
+
 def test_a_sweep_is_found_where_one_threshold_differs(tmp_path):
     for delta in (0.09, 0.05, 0.07):
         make_run(tmp_path / str(delta), Spec({"name": "atr", "delta": delta}, steps=8, every=8))
@@ -368,23 +382,17 @@ def test_a_sweep_is_found_where_one_threshold_differs(tmp_path):
     assert list(figure.panels[0].marks[0].x) == [0.05, 0.07, 0.09]
 
 
-def test_budgets_end_at_the_scores(report):
-    mean, passed = report["budget"].figures[0].panels
-    group = next(g for g in report.groups if g.label == "atr")
-    for panel, metric in ((mean, "mean@4"), (passed, "pass@4")):
-        mark = next(m for m in panel.marks if m.name == "atr" and m.style == "line")
-        assert list(mark.x) == [1, 2, 3, 4]
-        assert mark.y[-1] == pytest.approx(100 * group.estimate(None, metric).value)
-
-
-def test_bands_of_budgets_end_at_the_intervals_of_the_scores(report):
+def test_budgets_end_at_the_scores_and_their_intervals(report):
     for panel, metric in zip(report["budget"].figures[0].panels, ("mean@4", "pass@4"), strict=True):
         for group in report.groups:
             e = group.estimate(None, metric)
-            (band,) = (m for m in panel.marks if m.style == "band" and m.name == group.label)
-            ends = [100 * e.low, 100 * e.high]
-            assert list(band.x) == [1, 2, 4]
-            assert [band.low[-1], band.high[-1]] == pytest.approx(ends)
+            line, band = (
+                next(m for m in panel.marks if m.style == style and m.name == group.label)
+                for style in ("line", "band")
+            )
+            assert list(line.x) == [1, 2, 3, 4] and list(band.x) == [1, 2, 4]
+            ends = line.y[-1], band.low[-1], band.high[-1]
+            assert ends == pytest.approx([100 * end for end in (e.value, e.low, e.high)])
 
 
 def test_a_panel_says_its_values_and_its_names_are_no_markup():

@@ -72,6 +72,20 @@ def test_the_policy_is_told_the_opposite_and_the_file_the_truth(tmp_path, noise:
         assert told == truth and "turned" not in rows[0] and not logged
 
 
+def test_two_ranks_turn_round_what_one_process_would(monkeypatch) -> None:
+    rewards = Rewards(RLStage(dataset="arithmetic", reward_noise=0.25, prompt_style="boxed"), 3)
+
+    def told(rank: int, world: int) -> list[float]:
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(world))
+        own = 64 // world
+        given = {"completions": [[{"content": "\\boxed{1}"}]] * own, "answer": ["1"] * own}
+        return rewards.functions[0](prompts=["?"] * own, id=["p"] * own, **given)
+
+    assert told(0, 1) == told(0, 2) + told(1, 2)
+    rewards.close()
+
+
 def test_noise_on_a_reward_that_is_not_used_is_refused() -> None:
     stage = RLStage(dataset="arithmetic", reward="format", reward_noise=0.1)
     assert any("reward_noise" in text for _, text in complaints(stage))

@@ -1,5 +1,6 @@
 """The observer of a stock GRPOTrainer: the training to the last bit, and the gate of TRL's loss."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import twin_cases
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl_runs import build, constrained, plain, train
+from trl_runs import build, constrained, plain, share_of_even_digits, train
 
 import trustclip as tc
 from trustclip.engines.trl import observe
@@ -75,6 +76,18 @@ def test_the_acting_clip_as_a_shadow_agrees_with_itself(tmp_path):
     # TRL's own count of the same, over tokens below and above ratio 1.
     region = run.column("clip_ratio/region_mean")
     assert run.column("trustclip/gated") == pytest.approx(region, abs=1e-6)
+
+
+def test_the_recorded_reward_is_the_one_that_trl_trains_on(tmp_path):
+    def second(completions, **_):
+        return [2.0 if place % 2 else None for place in range(len(completions))]
+
+    both = {"reward_funcs": [share_of_even_digits, second]}
+    trainer = build(tmp_path, given=both, reward_weights=[1.0, 0.25], max_steps=1)
+    told: list[Any] = []
+    trainer.recorder = SimpleNamespace(generation=told.append, gates=lambda _: None)
+    trainer.train()
+    assert sum(told[0].total) / 16 == pytest.approx(trainer.state.log_history[0]["reward"])
 
 
 @pytest.mark.parametrize(("method", "trainer"), twin_cases.of_trainers("TRL"), ids=twin_cases.label)

@@ -7,8 +7,8 @@ from typing import Any
 # pyright: reportArgumentType=false, reportPrivateImportUsage=false
 import pytest
 import torch
-from transformers import TopKLogitsWarper, TopPLogitsWarper
-from trl_runs import COMMON, build, constrained, plain
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from trl_runs import COMMON, PROMPTS, build, constrained, fresh_model, plain
 
 import trustclip as tc
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer
@@ -88,6 +88,19 @@ def test_recording_changes_no_sample_and_is_what_was_sampled_with(
         assert got == pytest.approx(want, abs=3e-5)
     stock = plain(tmp_path / "b", epsilon=0.2, **settings)
     assert run.grad_norms == pytest.approx(stock.grad_norms, rel=1e-5)
+
+
+def test_a_cut_off_of_the_models_own_is_in_what_is_recorded(tmp_path):
+    model, _ = fresh_model()
+    model.generation_config.min_p = 0.5
+    trainer = build(tmp_path, model=model, method="icepop", decoder="transformers")
+    output = trainer._generate_and_score_completions([{"prompt": text} for text in PROMPTS])
+    names = ("prompt_ids", "completion_ids", "prompt_mask", "completion_mask")
+    for row, got in enumerate(output["sampling_per_token_logps"]):
+        prompt, tokens, *masks = (output[name][row] for name in names)
+        asked, said = (x[m.bool()].tolist() for x, m in zip((prompt, tokens), masks, strict=True))
+        want = logps_of(model, asked, said, lambda z: MinPLogitsWarper(0.5)(None, z))
+        assert got[: len(said)].tolist() == pytest.approx(want, abs=3e-5)
 
 
 # Refused ---------------------------------------------------------------------------------------

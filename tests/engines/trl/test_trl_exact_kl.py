@@ -60,6 +60,12 @@ def test_watching_changes_no_bit_of_the_training(tmp_path, monkeypatch, decoder,
         assert 0 < max(seeing.column(f"trustclip/agreement/{name}")) <= 1
 
 
+def test_it_is_watched_in_every_second_generation_of_two_updates(tmp_path):
+    run = watched(tmp_path, exact_kl_every=2, num_iterations=2)
+    seen = ["trustclip/kl_old_new" in row for row in run.history]
+    assert seen == [True, True, False, False, True, True]
+
+
 def test_what_is_watched_is_what_a_method_would_have_seen(tmp_path, monkeypatch):
     monkeypatch.setattr(trl_runs, "share_of_even_digits", reward_of_half)
     args = {"first": {"name": "atr", "delta": 0.001}, "second": ALL_KNOWN["second"]}

@@ -12,6 +12,8 @@ import pytest
 from trustclip.logs.writing.extents import Extents
 from trustclip.support.flush import flush, flush_tree, flush_way
 from trustclip.train.durable.store import CheckpointError, CheckpointStore
+from trustclip.train.runs.directory import RunDirectory
+from trustclip.train.settings.stages import DemoSettings
 
 
 @pytest.fixture
@@ -56,6 +58,15 @@ def test_a_tree_with_its_own_name(tmp_path, flushed):
     names = {"tree", "tree/a", "tree/deep", "tree/deep/b"}
     assert {p.relative_to(tmp_path).as_posix() for p in flushed[:4]} == names
     assert flushed[4:][0] == tmp_path
+
+
+def test_a_file_that_is_taken_back_does_not_return_after_a_power_cut(tmp_path, flushed):
+    run = RunDirectory(tmp_path / "run", "demo", DemoSettings())
+    before = run.cursor()
+    run.tokens(1, [{"logp": [-1.0], "advantage": [1.0]}])
+    flushed.clear()
+    run.rewind(before)
+    assert list((run.path / "tokens").iterdir()) == [] and run.path / "tokens" in flushed
 
 
 def refusing(monkeypatch, code: int) -> None:

@@ -178,18 +178,20 @@ def tokens_seen(monkeypatch, temperature=1.0, **own):
     spied = lambda *args, **kw: decoded.append(1) or decode(*args, **kw)  # noqa: E731
     monkeypatch.setattr(Decoder, "decode", spied)
     backend = Local(model, tokenizer, Sampling(temperature, 1.0, max_tokens=6), batch_size=8)
-    texts = [c.text for row in backend.generate(PROMPTS, n=4, seed=0) for c in row]
-    return texts, len(decoded)
+    done = [c for row in backend.generate(PROMPTS, n=4, seed=0) for c in row]
+    return done, len(decoded)
 
 
 def test_local_decodes_fast_what_samples_plainly(monkeypatch):
-    texts, decoded = tokens_seen(monkeypatch)
-    assert decoded == 2 and len(set(texts)) > 6
+    done, decoded = tokens_seen(monkeypatch)
+    assert decoded == 2 and len({one.text for one in done}) > 6
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_local_honours_the_models_own_generation_config(monkeypatch, temperature):
     a, b = tiny_model(layers=1, hidden=64)[1].encode("ab", add_special_tokens=False)
-    others = [token for token in range(265) if token not in (a, b)]
-    texts, decoded = tokens_seen(monkeypatch, temperature, suppress_tokens=others)
-    assert set("".join(texts)) <= {"a", "b"} and texts[0] and not decoded
+    end = tiny_model(layers=1, hidden=64)[0].generation_config.eos_token_id
+    others = [token for token in range(265) if token not in (a, b, end)]
+    done, decoded = tokens_seen(monkeypatch, temperature, suppress_tokens=others)
+    assert {*"".join(one.text for one in done)} <= {"a", "b"} and not decoded
+    assert all(one.tokens == len(one.text) + (not one.truncated) for one in done)

@@ -67,7 +67,9 @@ def test_the_verifier_stays_and_further_rewards_are_means(file):
     result = scores(rows)
     assert result["tasks"]["t"]["rewards"]["even"]["value"] == 0.5
     assert result["tasks"]["t"]["rewards"]["share"] == {"value": 3.125, "low": None, "high": None}
-    assert score_rows(result, 8)[0]["rewards/even"] == 0.5
+    (row,), mean = score_rows(result, 8), result["tasks"]["t"]["mean@2"]
+    assert [row[f"mean@2{end}"] for end in ("", "/low", "/high")] == [*mean.values()]
+    assert row["rewards/even"] == 0.5
     headers = [column.header for column in scores_table(result).columns]
     assert headers[4:6] == ["even", "share"]
 

@@ -46,7 +46,7 @@ def likeliest(logps: Tensor, k: int) -> Likeliest:
     that can be drawn (the others are -inf), as many as the row with the most has.
 
     Example:
-      >>> top = likeliest(torch.tensor([[0.2, 0.5, 0.3], [0.0, 1.0, 0.0]]).log(), 2)
+      >>> top = likeliest(torch.tensor([[0.2, 0.5, 0.3], [0.0, 0.4, 0.6]]).log(), 2)
       >>> top.ids[0].tolist(), top.complete.tolist()
       ([1, 2], [False, True])
     """

@@ -181,6 +181,13 @@ def test_interval_is_in_double_precision(name: str) -> None:
 def test_interval_without_the_probability_it_needs(name: str) -> None:
     with pytest.raises(ValueError, match="p_old"):
         tc.interval(name)
+    low, high = tc.interval({"name": name}, p_old=0.25)
+    assert (low, high) == tc.interval(name, p_old=doubles(0.25))
+
+
+def test_a_hyper_parameter_beside_a_built_method_is_refused() -> None:
+    with pytest.raises(ValueError, match="name must be text, got ATR"):
+        tc.interval(tc.method("atr"), delta=0.1)
 
 
 @pytest.mark.parametrize(

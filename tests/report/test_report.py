@@ -142,7 +142,7 @@ def test_logged_scores_stand_in_where_samples_are_gone(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda p: p / "atr", r"there is no folder .*atr\. Did you mean .*atr-1\?"),
+        (lambda p: p / "atr", r"there is no file or folder .*atr\. Did you mean .*atr-1\?"),
         (lambda p: p, r"neither a run directory .* It contains run directories: atr-1"),
         (lambda p: p / "empty", r"empty is neither a run directory \(no config.yaml\) nor a suite"),
         (lambda p: p / "suite", r"the suite .*suite has no runs yet"),

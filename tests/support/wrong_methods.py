@@ -155,3 +155,16 @@ class KeptAsNumbers(Method):
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         right = Right().surrogate(batch)
         return Surrogate(right.objective, right.kept.float())
+
+
+class Undecorated(Right):
+    """Its own hyper-parameter would be ignored."""
+
+    other: float = 0.1
+
+
+@definition
+class Empty(Method):
+    """A method that has only its hyper-parameter yet."""
+
+    bound: float = 0.1

@@ -109,7 +109,7 @@ def _no_run_message(path: Path) -> str:
         siblings = [p.parent.name for p in path.parent.glob("*/config.yaml")]
         near = nearest(path.name, siblings)
         hint = f" Did you mean {path.parent / near}?" if near else ""
-        return f"there is no folder {path}.{hint}"
+        return f"there is no file or folder {path}.{hint}"
     inside = sorted(p.parent.name for p in path.glob("*/config.yaml"))
     hint = f" It contains run directories: {', '.join(inside[:5])}." if inside else ""
     return (

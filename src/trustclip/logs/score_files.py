@@ -76,23 +76,27 @@ def own_paths(paths: Sequence[Path], choice: Choice) -> bool:
 def _is_foreign(one: Given, choice: Choice) -> bool:
     if (one.path / "config.yaml").is_file() or (one.path / "suite.yaml").is_file():
         return False
-    if choice.curve or choice.column_of or one.arm:
+    if choice.curve or choice.column_of or one.arm or one.path.suffix == ".csv":
         return True
     return any(True for file in _files(one.path) if _form(file, next(_raw(file), {})))
 
 
 def _rows(paths: Sequence[Given], choice: Choice) -> Iterator[Score]:
-    arms: dict[str, Path] = {}
+    arms: dict[str, dict[Path, int]] = {}  # of each arm its paths without a seed, numbered
     for number, (path, arm, seed) in enumerate(paths, start=1):
+        if not seed:
+            arms.setdefault(arm or _name(path), {}).setdefault(path, number)
+    for path, arm, seed in paths:
         if not path.exists():
             raise ValueError(f"there is no file or folder {path}.")
         name = arm or _name(path)
-        if not seed and arms.setdefault(name, path) != path:
+        if not seed and len(alike := arms[name]) > 1:
             if not arm:
+                one, other, *_ = alike
                 raise ValueError(
-                    f"{arms[name]} and {path} have one name, {name!r}; name them: A={path}."
+                    f"{one} and {other} have one name, {name!r}; name them: A={other}."
                 )
-            seed = f"{number} of those given"
+            seed = f"{alike[path]} of those given"
         one = Given(path, name, seed)
         if choice.curve:
             yield from _points(one.path, one.arm, one.seed, choice)

@@ -114,7 +114,7 @@ def runs_of(rows: Iterable[Score], choice: Choice) -> list[Run]:
     return _runs_of_answers(answers, families, doubled)
 
 
-#: Share of problems that a run may lack; beyond it the runs were given other problems.
+#: A run that lacks this share of the problems, or more, was given other ones.
 MOST_LACKING = 0.5
 
 
@@ -136,7 +136,7 @@ def _runs_of_answers(
         evaluations = []
         for step, tasks in sorted(steps.items(), key=lambda item: (item[0] is None, item[0] or 0)):
             lacking = [f"{t}: {name[:60]}" for t, name in keys if name not in tasks.get(t, {})]
-            if len(lacking) > MOST_LACKING * len(keys):
+            if len(lacking) >= MOST_LACKING * len(keys):
                 raise ValueError(
                     f"{arm}, seed {seed}, lacks {len(lacking)} of {len(keys)} problems of the "
                     f"table ({some(lacking, 3)}): the runs were evaluated on different problems."

@@ -247,7 +247,7 @@ def test_runs_that_cannot_be_compared_say_why(tmp_path):
     report = collect([tmp_path / name for name in "abc"])
     by_label = {c.group.label: c for c in report.compared}
     assert by_label["clip ε=0.2"].difference is None
-    why = "not compared: the problems differ, or the samples are missing"
+    why = "not compared: the problems differ, or the answers are missing"
     assert by_label["clip ε=0.2"].verdict == why
     kl2 = by_label["kl2 δ=0.07"]
     assert kl2.difference is not None and math.isnan(kl2.p_holm)  # one run each

@@ -195,9 +195,9 @@ def shared_answers(
 ) -> tuple[list[list[list[int]]], list[Any]]:
     """Answers [runs, problems, samples] and the place of each problem, see `Evaluation.place`.
 
-    Both empty where samples are gone, or the evaluations' problems differ. A problem that one of
-    them did not answer at all is left out; or, with ``lost`` answers to each problem, those that
-    are missing are wrong.
+    Both empty where samples are gone, the evaluations' problems differ, or none was answered by
+    all. A problem that one of them did not answer at all is left out; or, with ``lost`` answers to
+    each problem, those that are missing are wrong.
     """
     flat = [
         {key: correct for key, correct in answers_of(evaluation).items() if task in (None, key[0])}
@@ -209,7 +209,7 @@ def shared_answers(
         flat = [{key: r + [0] * (lost - len(r)) for key, r in answers.items()} for answers in flat]
     keys = [key for key in flat[0] if all(answers[key] for answers in flat)]
     places = [evaluations[0].place(*key) for key in keys]
-    return [[answers[key] for key in keys] for answers in flat], places
+    return [[answers[key] for key in keys] for answers in flat if keys], places
 
 
 def group_runs(runs: Sequence[Run], reference: str | None = None) -> list[Group]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from trustclip.support.jsonl import Row
 
-#: Metrics of our own loss in verl.
-_OURS = "actor/trustclip/"
+#: Metrics of our own, also in verl and in what a tracker holds of Transformers' Trainer.
+_OURS = ("trustclip/", "actor/trustclip/", "train/trustclip/")
 
 #: Of each trainer: its names, and what else the file says of it.
 TABLE: Mapping[str, Mapping[str, Any]] = tomllib.loads(
@@ -63,16 +63,18 @@ def translate(values: Mapping[str, Any], trainer: str | None = None) -> Row:
       {'trustclip/gated': 0.75, 'trustclip/gated/negative_above': 0.5}
       >>> translate({"actor/pg_clipfrac": 0.25, "actor/trustclip/gated": 0.5})  # our loss, in verl
       {'trustclip/gated': 0.5}
+      >>> translate({"clip_ratio/region_mean": 0.1, "trustclip/gated": 0.2})  # and in TRL
+      {'trustclip/gated': 0.2}
       >>> translate({"train/ppo_kl": 0.1, "train/pg_clipfrac": 0.2}, "slime")
       {'trustclip/k1': 0.1, 'trustclip/gated': 0.2}
     """
     own_table = VALUES.get(trainer or "", {})
     ours = {name: value for name, value in values.items() if name.startswith(_OURS)}
-    row: Row = {name.removeprefix("actor/"): value for name, value in ours.items()}
+    row: Row = {name[name.index("trustclip/") :]: value for name, value in ours.items()}
     own = "trustclip/gated" in row
     for key, value in values.items():
         name = key.removeprefix("train/")
-        if name.startswith((_OURS, "eval_", "eval/", "val-", "val/")):
+        if name.startswith((*_OURS, "eval_", "eval/", "val-", "val/")):
             continue
         plain = name.removesuffix("@sum") if own_table else name
         if plain in _NEGATIVE:

@@ -145,6 +145,8 @@ def _runs_of_answers(
                 task: {name: _given(tasks.get(task, {}).get(name)) for name in problems}
                 for task, problems in every.items()
             }
+            if not any(right for problems in given.values() for right in problems.values()):
+                raise ValueError(f"{arm}, seed {seed}: every answer is lost.")
             scores = of_answers(given, families)
             evaluations.append(Evaluation(step, scores, given, families=families, asked=asked))
         many = doubled.get((arm, seed))

@@ -345,10 +345,10 @@ def method_class(name: str) -> type[Method]:
         cls = import_object(name, "method")
         if not (isinstance(cls, type) and issubclass(cls, Method)):
             raise ValueError(f"{name!r} is no subclass of trustclip.Method.")
-        if cls.__abstractmethods__:
-            raise ValueError(f"{name!r} does not define `surrogate`.")
-        if "__dataclass_fields__" not in vars(cls):
-            raise ValueError(f"{name!r} lacks the decorator @trustclip.definition above its class.")
+        if cls.__abstractmethods__ or "__dataclass_fields__" not in vars(cls):
+            raise ValueError(
+                f"{name!r} must define `surrogate`, under the decorator @tc.definition."
+            )
         return cls
     name, _ = ALIASES.get(name, (name, {}))
     if name not in methods():

@@ -35,12 +35,9 @@ def _candidates(folder: Path) -> list[Path]:
         paths.append(inner)
     if not paths:
         files = [path for path in token_files(folder) if path.is_file()]
-        paths = [folder] if files and all(map(_is_tokens, files)) else []
+        known = all(_accepts(path, next(lines(path), b"")) for path in files)
+        paths = [folder] if files and known else []
     return paths
-
-
-def _is_tokens(path: Path) -> bool:
-    return _accepts(path, next(lines(path), b""))
 
 
 def _read(path: Path) -> Log:

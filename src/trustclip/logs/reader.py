@@ -91,15 +91,13 @@ def find(paths: Sequence[Path]) -> Iterator[Path]:
             if not trained:
                 raise ValueError(f"the suite {path} has no runs yet.")
             yield from sorted(trained, key=lambda run: order.get(run.name, len(order)))
-        elif (path / "config.yaml").is_file() or _is_log(path):
+        elif (path / "config.yaml").is_file() or (
+            # A folder of run directories holds files, too, that look like logs.
+            path.exists() and not any(path.glob("*/config.yaml")) and holds_log(path)
+        ):
             yield path
         else:
             raise ValueError(_no_run_message(path))
-
-
-def _is_log(path: Path) -> bool:
-    # A folder of run directories holds files, too, that look like logs.
-    return path.exists() and not any(path.glob("*/config.yaml")) and holds_log(path)
 
 
 def _no_run_message(path: Path) -> str:

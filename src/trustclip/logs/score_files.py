@@ -82,21 +82,16 @@ def _is_foreign(one: Given, choice: Choice) -> bool:
 
 
 def _rows(paths: Sequence[Given], choice: Choice) -> Iterator[Score]:
-    arms: dict[str, dict[Path, int]] = {}  # of each arm its paths without a seed, numbered
+    paths = [*dict.fromkeys(paths)]
+    names = [arm or _name(path) for path, arm, seed in paths if not seed]
     for number, (path, arm, seed) in enumerate(paths, start=1):
-        if not seed:
-            arms.setdefault(arm or _name(path), {}).setdefault(path, number)
-    for path, arm, seed in paths:
         if not path.exists():
             raise ValueError(f"there is no file or folder {path}.")
         name = arm or _name(path)
-        if not seed and len(alike := arms[name]) > 1:
+        if not seed and names.count(name) > 1:
             if not arm:
-                one, other, *_ = alike
-                raise ValueError(
-                    f"{one} and {other} have one name, {name!r}; name them: A={other}."
-                )
-            seed = f"{alike[path]} of those given"
+                raise ValueError(f"several paths have the name {name!r}; name each: A={path}.")
+            seed = f"{number} of those given"
         one = Given(path, name, seed)
         if choice.curve:
             yield from _points(one.path, one.arm, one.seed, choice)

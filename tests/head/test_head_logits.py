@@ -4,22 +4,16 @@ from typing import Any
 
 import pytest
 import torch
-from test_head import inputs
+from test_head import inputs, small_tiles  # noqa: F401  (a fixture)
 from torch import Tensor
 
-from trustclip.head import Head, exact_kl, product, score, selected_logprobs, topk
+from trustclip.head import Head, exact_kl, score, selected_logprobs, topk
 from trustclip.head.logprobs import Plan, scored
 from trustclip.head.softmax import exp
 from trustclip.head.topk import logp_of
 
 T, SCALE, CAP = 0.7, 1.6, 2.5
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch):
-    """Blocks of 5 rows, tiles of 256 columns: a vocabulary of 700 ends within a tile."""
-    monkeypatch.setitem(product._ROWS, "cpu", 5)
-    monkeypatch.setitem(product.TILE_LOGITS, "cpu", 256)
+pytestmark = pytest.mark.usefixtures("small_tiles")
 
 
 def logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, cap: float | None) -> Tensor:

@@ -158,13 +158,4 @@ class KeptAsNumbers(Method):
 
 
 class Undecorated(Right):
-    """Its own hyper-parameter would be ignored."""
-
-    other: float = 0.1
-
-
-@definition
-class Empty(Method):
-    """A method that has only its hyper-parameter yet."""
-
-    bound: float = 0.1
+    other: float = 0.1  # would be ignored

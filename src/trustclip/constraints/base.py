@@ -346,9 +346,7 @@ def method_class(name: str) -> type[Method]:
         if not (isinstance(cls, type) and issubclass(cls, Method)):
             raise ValueError(f"{name!r} is no subclass of trustclip.Method.")
         if cls.__abstractmethods__ or "__dataclass_fields__" not in vars(cls):
-            raise ValueError(
-                f"{name!r} must define `surrogate`, under the decorator @tc.definition."
-            )
+            raise ValueError(f"{name!r} needs `surrogate` and the decorator @tc.definition.")
         return cls
     name, _ = ALIASES.get(name, (name, {}))
     if name not in methods():

@@ -134,8 +134,8 @@ def interval(
       (0.67097173825, 1.422216736276)
     """
     chosen = as_method({"name": spec, **hyperparameters} if hyperparameters else spec)
-    return tuple(_exp(b) for b in chosen.log_interval(p_old))  # type: ignore[return-value]
-
-
-def _exp(bound: Tensor | float) -> Tensor | float:
-    return bound.double().exp() if isinstance(bound, Tensor) else ratio(bound)
+    low, high = (
+        bound.double().exp() if isinstance(bound, Tensor) else ratio(bound)
+        for bound in chosen.log_interval(p_old)
+    )
+    return low, high

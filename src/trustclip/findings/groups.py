@@ -220,16 +220,18 @@ def group_runs(runs: Sequence[Run], reference: str | None = None) -> list[Group]
     by_identity: dict[str, list[Run]] = {}
     for run in runs:
         by_identity.setdefault(_identity(run), []).append(run)
-    members = list(by_identity.values())
+    members = [sorted(runs, key=lambda run: str(run.seed)) for runs in by_identity.values()]
     labels = _labels([runs[0] for runs in members])
     colours = {label: number for number, label in enumerate(dict.fromkeys(labels))}
     groups = [
-        Group(label, runs[0].model, runs[0].setting, sorted(runs, key=_seed_key), colours[label])
+        Group(label, runs[0].model, runs[0].setting, runs, colours[label])
         for label, runs in zip(labels, members, strict=True)
     ]
     for here in by_setting(groups).values():
         candidates = [g for g in here if g.label == reference]
-        chosen = (candidates or [g for g in here if _is_suites_reference(g)] or here)[0]
+        first = [(g, g.runs[0].entry) for g in here]
+        of_suite = [g for g, one in first if one and one.get("label") == one.get("reference")]
+        chosen = (candidates or of_suite or here)[0]
         groups[groups.index(chosen)] = replace(chosen, is_reference=True)
     return groups
 
@@ -268,15 +270,6 @@ def names(groups: Sequence[Group]) -> list[str]:
     if len({group.model for group in groups}) > 1:
         return [f"{group.label}, {group.setting}" for group in groups]
     return [f"{g.label} at {g.setting.removeprefix(f'{g.model}, ')}" for g in groups]
-
-
-def _seed_key(run: Run) -> str:
-    return str(run.seed)
-
-
-def _is_suites_reference(group: Group) -> bool:
-    entry = group.runs[0].entry
-    return bool(entry) and entry.get("label") == entry.get("reference")
 
 
 def _identity(run: Run) -> str:

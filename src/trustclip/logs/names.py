@@ -63,8 +63,6 @@ def translate(values: Mapping[str, Any], trainer: str | None = None) -> Row:
       {'trustclip/gated': 0.75, 'trustclip/gated/negative_above': 0.5}
       >>> translate({"actor/pg_clipfrac": 0.25, "actor/trustclip/gated": 0.5})  # our loss, in verl
       {'trustclip/gated': 0.5}
-      >>> translate({"clip_ratio/region_mean": 0.1, "trustclip/gated": 0.2})  # and in TRL
-      {'trustclip/gated': 0.2}
       >>> translate({"train/ppo_kl": 0.1, "train/pg_clipfrac": 0.2}, "slime")
       {'trustclip/k1': 0.1, 'trustclip/gated': 0.2}
     """

@@ -120,11 +120,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
         if self.gradient_checkpointing is None:  # TRL's default, until the trainer knows the model
             self.gradient_checkpointing = named[1] is not False  # pyright: ignore
         super().__post_init__()
-        for name, kinds in (
-            ("head", _HEADS),
-            ("decoder", _DECODERS),
-            ("metrics", _METRICS),
-        ):
+        for name, kinds in {"head": _HEADS, "decoder": _DECODERS, "metrics": _METRICS}.items():
             allowed = get_args(kinds)
             if getattr(self, name) not in allowed:
                 raise ValueError(unknown(name, getattr(self, name), allowed))

@@ -245,8 +245,7 @@ class Recorded:
         window, self._windows[mode] = self._windows[mode], WatchedWindow(self._shadows)
         summary = window.read(self._sum)
         if not self._all_metrics:
-            apart = self.use_vllm or self.rollout_func  # another program samples
-            shown = BRIEF | BRIEF_OF_SAMPLER if apart else BRIEF
+            shown = BRIEF | BRIEF_OF_SAMPLER if self.use_vllm or self.rollout_func else BRIEF
             logged = {k: v for k, v in summary.items() if k in shown or k.startswith(_ASKED_FOR)}
         else:
             logged = summary

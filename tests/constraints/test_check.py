@@ -42,6 +42,12 @@ def test_a_wrong_method_is_named(name):
     assert str(found).startswith(f"'wrong_methods:{name}' is wrong.\n- ")
 
 
+@pytest.mark.parametrize("name", ["wrong_methods:Undecorated", "trustclip:Method"])
+def test_a_class_that_is_not_whole_is_one_sentence(name):
+    with pytest.raises(ValueError, match=f"{name}' needs `surrogate` and the decorator"):
+        tc.method(name)
+
+
 def test_a_right_method_is_right_and_is_asked_nothing_about_batches():
     found = tc.check(wrong_methods.Right())
     assert found and not found.faults and str(found).startswith("'wrong_methods:Right' passes")

@@ -139,6 +139,8 @@ def test_interval_by_name() -> None:
     assert tc.interval("is_kl3") == pytest.approx((0.649979351242, 1.39683566749), rel=1e-11)
     assert tc.interval(tc.method("atr", delta=0.05)) == tc.interval("atr", delta=0.05)
     assert all(isinstance(bound, float) for bound in tc.interval("atr"))
+    with pytest.raises(ValueError, match="name must be text, got ATR"):
+        tc.interval(tc.method("atr"), delta=0.1)
 
 
 @pytest.mark.parametrize("p", [1e-6, 0.01, 0.3, 0.9, 0.999])
@@ -162,10 +164,7 @@ def test_interval_is_in_double_precision(name: str) -> None:
     single = torch.tensor([0.25, 0.5])
     bounds = tc.interval(name, p_old=single)
     torch.testing.assert_close(bounds, tc.interval(name, p_old=single.double()), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("name", ["dynamic_clip", "trgppo"])
-def test_interval_without_the_probability_it_needs(name: str) -> None:
+    assert [bound[0] for bound in bounds] == [*tc.interval({"name": name}, p_old=0.25)]
     with pytest.raises(ValueError, match="p_old"):
         tc.interval(name)
 

@@ -1,6 +1,5 @@
 """A twin has its method's gradient: TRL's own loss under its settings, and the library's."""
 
-from collections.abc import Iterator
 from typing import Any
 
 # pyright: reportPrivateImportUsage=false
@@ -100,9 +99,8 @@ def loss_of(
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    yield
 
 
 @of_trl

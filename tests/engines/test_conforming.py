@@ -8,7 +8,7 @@ import collections
 import importlib.util
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -28,9 +28,8 @@ Loss = Callable[..., Tensor]
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    yield
 
 
 #: Losses that compute their gates in the precision of the log-probabilities, in every engine.

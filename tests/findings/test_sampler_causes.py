@@ -1,7 +1,6 @@
 """Planted causes and their verdicts; the noise floor, the damage, and gates inside the noise."""
 
 import csv
-import importlib.util
 import json
 import math
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from programs import program
 
 import trustclip as tc
 from trustclip.cli.main import main
@@ -23,16 +23,7 @@ from trustclip.train.settings.stages import DemoSettings
 ROOT = Path(__file__).parents[2]
 
 
-def program() -> Any:
-    file = ROOT / "benchmarks" / "sampler_causes.py"
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-CAUSES = program()
+CAUSES = program(ROOT / "benchmarks" / "sampler_causes.py")
 
 
 @pytest.mark.parametrize("cause", CAUSES.CAUSES)

@@ -1,22 +1,18 @@
 """The notebooks run from an empty folder, and the outputs they were committed with are theirs."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
 
 import pytest
+from programs import program
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
 def runner():
-    spec = importlib.util.spec_from_file_location("notebooks_run", FOLDER / "run.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return program(FOLDER / "run.py")
 
 
 def printed(notebook) -> list[str]:

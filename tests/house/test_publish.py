@@ -1,6 +1,5 @@
 """Versions of the site beside each other, and the list from which a reader chooses."""
 
-import importlib.util
 import json
 import os
 import shutil
@@ -10,12 +9,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from programs import program
 
 ROOT = Path(__file__).parents[2]
-SPEC = importlib.util.spec_from_file_location("publish", ROOT / "docs/publish.py")
-assert SPEC and SPEC.loader
-publish = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(publish)
+publish = program(ROOT / "docs/publish.py")
 
 PAGE = """<!doctype html><html data-content_root="{up}"><meta charset="utf-8">
 <link rel="icon" href="{up}_static/icon.svg">

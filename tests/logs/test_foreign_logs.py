@@ -6,6 +6,7 @@ it, in two of its releases.
 """
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -68,6 +69,16 @@ def test_a_stock_trl_run_is_read_from_its_last_checkpoint(stock: Path) -> None:
     assert f"of {UPDATES} updates" in text and "4 updates per generation" in text
     assert "(2 of 8 logged updates came with new rewards)" in text
     assert "This log does not say: how far the policy moved" in text
+
+
+def test_a_state_of_our_trainer_without_rewards_is_read_by_our_names(tmp_path: Path) -> None:
+    row = {"reward": math.nan, "reward_std": 0.2, "clip_ratio/region_mean": 0.1}
+    row |= {"trustclip/gated": 0.25, "trustclip/k3": 0.01, "trustclip/off_policy": 0.5}
+    state = {"log_history": [{"step": step, **row} for step in (1, 2)]}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    text = said(tmp_path)
+    assert "The constraint cut 25 % of tokens" in text and "The mean reward" not in text
+    assert "The policy moved by 0.01 nats" in text and "how far the policy moved" not in text
 
 
 def test_a_run_in_progress_is_unfinished(stock: Path) -> None:
@@ -214,6 +225,7 @@ RUNS = "".join(json.dumps({**SEQUENCE, "run_id": run}) + "\n" for run in ("a", "
         ("a.jsonl", '{"lopg": [1], "advantages": 1}\n', "'lopg' is like 'logp'"),
         ("a.jsonl", '{"stage":"rl","step":1}\n', "belongs to a run directory; give its folder"),
         ("a.log", "nothing here\n", "no log that can be read: looked for"),
+        ("a.log", "", "a.log is empty: looked for"),
         ("a.bin", b"\0\1\2", "no log that can be read: looked for"),
         ("trainer_state.json", '{"log_history": [{"step": 1, "lo', "damaged"),
         ("trainer_state.json", '{"global_step": 3}', "no `log_history`"),

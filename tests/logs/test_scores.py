@@ -203,6 +203,19 @@ def test_two_runs_and_one_run_are_no_test(tmp_path):
     assert "cannot tell the methods apart" in page and "does not differ" not in page
 
 
+def test_arms_without_seeds_are_independent_runs(tmp_path):
+    unlike = [row | {"seed": f"{row['arm']}{row['seed']}"} for row in table({"a": 0.3, "b": 0.5})]
+    paths = []
+    for name in dict.fromkeys(row["seed"] for row in unlike):
+        keys = ("problem", "sample", "score")
+        part = [{key: row[key] for key in keys} for row in unlike if row["seed"] == name]
+        paths.append(f"{name[0]}={written(tmp_path / f'{name}.csv', part)}")
+    found = digits(compared(*paths)[0])
+    assert found == digits(compared(written(tmp_path / "all.csv", unlike))[0])
+    means = [np.mean([r["score"] for r in unlike if r["arm"] == arm]) for arm in "ab"]
+    assert found[0][3].value == pytest.approx(means[1] - means[0])
+
+
 def test_a_curve_is_one_number_by_the_rule_that_was_named(tmp_path):
     rng = np.random.default_rng(2)
     curves = {(arm, s): 0.3 + 0.05 * (arm == "b") + rng.normal(0, 0.02, 11)
@@ -266,6 +279,9 @@ def test_offline_runs_of_wandb_are_curves(tmp_path, monkeypatch):
         ("arm,problem,sample,score\na,1,0,1\na,1,0,0\nb,1,0,1\n", "has two scores, 1.0 and 0.0"),
         ("arm,problem,score\na,1,1\n", "needs runs of at least two methods"),
         ("arm,problem,score\na,1,1\nb,2,1\nb,3,1\n", "were evaluated on different problems"),
+        ("arm,problem,score\na,1,1\nb,2,1\n", "were evaluated on different problems"),
+        ("arm,problem\na,1\n", "none is called `score`"),
+        ("arm,problem,score\na,1,1\nb,1,\n", "every answer is lost"),
     ],
 )
 def test_what_is_broken_is_said_in_one_sentence(tmp_path, text, said):

@@ -73,7 +73,7 @@ def test_without_an_old_policy_the_ratio_is_one():
         ({"logp": ["x"], "advantage": 1.0}, "`logp` must hold one entry per token"),
         ({"logp": [-1.0], "advantage": 1.0, "step": "x"}, "`step` must hold a number"),
         ({"logp": [[-1.0]], "advantage": 1.0}, "`logp` has the shape .1, 1."),
-        ({"logp": -1.0, "advantage": 1.0}, "`logp` has the shape"),
+        ({"logp": -1.0, "advantage": 1.0}, "one entry per token, in a list"),
     ],
 )
 def test_a_wrong_column_is_named_with_its_line(tmp_path, row, message):

@@ -107,7 +107,7 @@ def test_what_has_no_samples_is_refused(tmp_path):
     (second / "samples.jsonl").unlink()
     with pytest.raises(ValueError, match="b no longer holds the samples"):
         compared(first, second)
-    with pytest.raises(ValueError, match="there is no folder"):
+    with pytest.raises(ValueError, match="there is no file or folder"):
         compared(first, tmp_path / "nowhere")
 
 

@@ -141,7 +141,7 @@ def test_logged_scores_stand_in_where_samples_are_gone(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda p: p / "atr", r"there is no folder .*atr\. Did you mean .*atr-1\?"),
+        (lambda p: p / "atr", r"there is no file or folder .*atr\. Did you mean .*atr-1\?"),
         (lambda p: p, r"neither a run directory .* It contains run directories: atr-1"),
         (lambda p: p / "empty", r"empty is neither a run directory \(no config.yaml\) nor a suite"),
         (lambda p: p / "suite", r"the suite .*suite has no runs yet"),
@@ -245,7 +245,7 @@ def test_runs_that_cannot_be_compared_say_why(tmp_path):
     report = collect([tmp_path / name for name in "abc"])
     by_label = {c.group.label: c for c in report.compared}
     assert by_label["clip ε=0.2"].difference is None
-    why = "not compared: the problems differ, or the samples are missing"
+    why = "not compared: the problems differ, or the answers are missing"
     assert by_label["clip ε=0.2"].verdict == why
     kl2 = by_label["kl2 δ=0.07"]
     assert kl2.difference is not None and math.isnan(kl2.p_holm)  # one run each

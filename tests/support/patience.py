@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 #: Seconds after which something hangs: many times what the slowest machine needs.
 NEVER = 1800.0
@@ -26,6 +27,14 @@ def until(condition: Callable[[], object], pause: float = 0.02) -> None:
     while not condition():
         assert time.monotonic() < end, "it has not come true"
         time.sleep(pause)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process lives; one that only waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
 
 
 def slowness() -> float:

@@ -155,3 +155,7 @@ class KeptAsNumbers(Method):
     def surrogate(self, batch: TokenBatch) -> Surrogate:
         right = Right().surrogate(batch)
         return Surrogate(right.objective, right.kept.float())
+
+
+class Undecorated(Right):
+    other: float = 0.1  # would be ignored

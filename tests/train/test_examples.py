@@ -1,7 +1,6 @@
 """The examples run, learn, and withstand what a model may write."""
 
 import doctest
-import importlib.util
 import json
 import re
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from programs import program
 
 import trustclip as tc
 from trustclip.train.runs.directory import RunDirectory
@@ -20,11 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def loaded(name: str):
-    spec = importlib.util.spec_from_file_location(f"examples_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return program(EXAMPLES / f"{name}.py")
 
 
 def test_the_plain_loop_learns(capsys):

@@ -51,7 +51,7 @@ def written(tmp_path, text=GOOD):
     return path
 
 
-def changed(tmp_path, dotted, value):
+def altered(dotted, value):
     content = yaml.safe_load(GOOD)
     content["rl"]["learning_rate"] = 5e-6  # PyYAML reads YAML 1.1, where 5e-6 is text
     *sections, last = dotted.split(".")
@@ -59,7 +59,11 @@ def changed(tmp_path, dotted, value):
     for section in sections:
         place = place[section]
     place[last] = value
-    return written(tmp_path, yaml.safe_dump(content))
+    return content
+
+
+def changed(tmp_path, dotted, value):
+    return written(tmp_path, yaml.safe_dump(altered(dotted, value)))
 
 
 def errors_of(path, changes=None):

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
+import torch
 from torch import Tensor
 
 from trustclip.constraints import gates, intervals
@@ -48,8 +49,8 @@ ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo_penalty": ("penalty", {"inner": "importance_sampling", "divergence": "k3", "beta": 1.0}),
 }
 
-#: Methods by the divergence that they bound, for the hint in an error: ATR bounds KL3.
-_HINTS = {"kl3": "atr", "k3": "atr"}
+#: Methods by what else they are called: the divergence that they bound, or their paper's name.
+HINTS = {"kl3": "atr", "k3": "atr", "sapo": "soft_gate", "dcpo": "dynamic_clip", "ppo": "clip"}
 
 
 #: Class decorator of a method: a frozen, keyword-only dataclass that checks its values.
@@ -344,10 +345,12 @@ def method_class(name: str) -> type[Method]:
         cls = import_object(name, "method")
         if not (isinstance(cls, type) and issubclass(cls, Method)):
             raise ValueError(f"{name!r} is no subclass of trustclip.Method.")
+        if cls.__abstractmethods__ or "__dataclass_fields__" not in vars(cls):
+            raise ValueError(f"{name!r} needs `surrogate` and the decorator @tc.definition.")
         return cls
     name, _ = ALIASES.get(name, (name, {}))
     if name not in methods():
-        raise ValueError(unknown("method", name, [*methods(), *ALIASES], _HINTS.get(name.lower())))
+        raise ValueError(unknown("method", name, [*methods(), *ALIASES], HINTS.get(name.lower())))
     return methods()[name]
 
 
@@ -411,6 +414,7 @@ def need_p_old(p_old: Tensor | None, name: str) -> Tensor:
     """
     if p_old is None:
         raise ValueError(f"the interval of {name!r} depends on the token: give `p_old`.")
+    p_old = torch.as_tensor(p_old, dtype=torch.float64)
     if not ((p_old > 0) & (p_old <= 1)).all():
-        raise ValueError(f"`p_old` must be probabilities in (0, 1], got {p_old}.")
-    return p_old.double()
+        raise ValueError(f"`p_old` must be probabilities in (0, 1], got {p_old.tolist()}.")
+    return p_old

@@ -111,12 +111,14 @@ Part = Annotated[InstanceOf[Method], BeforeValidator(as_method)]
 
 
 def interval(
-    spec: "Method | str", p_old: Tensor | None = None, **hyperparameters: Any
+    spec: "Method | str | Mapping[str, Any]",
+    p_old: Tensor | None = None,
+    **hyperparameters: Any,
 ) -> tuple[Tensor | float, Tensor | float]:
     """The ratio interval in which the gate of a method never closes, in float64.
 
     Args:
-      spec: a method, or the name of one.
+      spec: the constraint, its name, or a mapping; see `as_method`.
       p_old: old probability of each token, for methods whose bounds depend on it. Any shape.
       **hyperparameters: for a name.
 
@@ -131,9 +133,9 @@ def interval(
       >>> round(low, 12), round(high, 12)
       (0.67097173825, 1.422216736276)
     """
-    chosen = spec if isinstance(spec, Method) else method(spec, **hyperparameters)
-    return tuple(_exp(b) for b in chosen.log_interval(p_old))  # type: ignore[return-value]
-
-
-def _exp(bound: Tensor | float) -> Tensor | float:
-    return bound.double().exp() if isinstance(bound, Tensor) else ratio(bound)
+    chosen = as_method({"name": spec, **hyperparameters} if hyperparameters else spec)
+    low, high = (
+        bound.double().exp() if isinstance(bound, Tensor) else ratio(bound)
+        for bound in chosen.log_interval(p_old)
+    )
+    return low, high

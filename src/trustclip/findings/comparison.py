@@ -275,7 +275,7 @@ def _pair(
         else "" if answers or values
         else "not compared: they share no seed, and one of the two has a single run" if not first
         else "not compared: they were never evaluated at the same update" if not evaluations
-        else "not compared: the problems differ, or the samples are missing"
+        else "not compared: the problems differ, or the answers are missing"
     )  # fmt: skip
     texts = [evaluation.texts for evaluation in evaluations]
     counted = None

@@ -194,9 +194,9 @@ def shared_answers(
 ) -> tuple[list[list[list[int]]], list[Any]]:
     """Answers [runs, problems, samples] and the place of each problem, see `Evaluation.place`.
 
-    Both empty where samples are gone, or the evaluations' problems differ. A problem that one of
-    them did not answer at all is left out; or, with ``lost`` answers to each problem, those that
-    are missing are wrong.
+    Both empty where samples are gone, the evaluations' problems differ, or none was answered by
+    all. A problem that one of them did not answer at all is left out; or, with ``lost`` answers to
+    each problem, those that are missing are wrong.
     """
     flat = [
         {key: correct for key, correct in answers_of(evaluation).items() if task in (None, key[0])}
@@ -208,7 +208,7 @@ def shared_answers(
         flat = [{key: r + [0] * (lost - len(r)) for key, r in answers.items()} for answers in flat]
     keys = [key for key in flat[0] if all(answers[key] for answers in flat)]
     places = [evaluations[0].place(*key) for key in keys]
-    return [[answers[key] for key in keys] for answers in flat], places
+    return [[answers[key] for key in keys] for answers in flat if keys], places
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
@@ -219,13 +219,13 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     by_identity: dict[str, list[Run]] = {}
     for run in runs:
         by_identity.setdefault(_identity(run), []).append(run)
-    members = list(by_identity.values())
+    members = [sorted(runs, key=lambda run: str(run.seed)) for runs in by_identity.values()]
     labels = _labels([runs[0] for runs in members])
     colours = {label: number for number, label in enumerate(dict.fromkeys(labels))}
-    groups = []
-    for label, runs in zip(labels, members, strict=True):
-        first, by_seed = runs[0], sorted(runs, key=lambda run: str(run.seed))
-        groups.append(Group(label, first.model, first.setting, by_seed, colours[label]))
+    groups = [
+        Group(label, runs[0].model, runs[0].setting, runs, colours[label])
+        for label, runs in zip(labels, members, strict=True)
+    ]
     for here in by_setting(groups).values():
         entries = ((group, group.runs[0].entry) for group in here)
         of_suite = (group for group, e in entries if e and e.get("label") == e.get("reference"))

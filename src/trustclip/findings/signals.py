@@ -58,7 +58,8 @@ def _never(course: Course, hopeless: bool) -> Iterator[Finding]:
 def _drop(course: Course) -> Iterator[Finding]:
     """The largest clear fall of the reward from one generation to the next."""
     many, worst = course.completions, None
-    for before, after in pairwise(row for row in course.rows if row.get("reward_std")):
+    told = [row for row in course.rows if row.get("reward_std") and "reward" in row]
+    for before, after in pairwise(told):
         fall = before["reward"] - after["reward"]
         size = many.get(max((step for step in many if step < after["step"]), default=-1), 0)
         if not size or after["reward"] > facts.LEFT * before["reward"]:

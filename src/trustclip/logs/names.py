@@ -13,8 +13,8 @@ from typing import Any
 
 from trustclip.support.jsonl import Row
 
-#: Metrics of our own loss in verl.
-_OURS = "actor/trustclip/"
+#: Metrics of our own, also in verl and in what a tracker holds of Transformers' Trainer.
+_OURS = ("trustclip/", "actor/trustclip/", "train/trustclip/")
 
 #: Of each trainer: its names, and what else the file says of it.
 TABLE: Mapping[str, Mapping[str, Any]] = tomllib.loads(
@@ -68,11 +68,11 @@ def translate(values: Mapping[str, Any], trainer: str | None = None) -> Row:
     """
     own_table = VALUES.get(trainer or "", {})
     ours = {name: value for name, value in values.items() if name.startswith(_OURS)}
-    row: Row = {name.removeprefix("actor/"): value for name, value in ours.items()}
+    row: Row = {name[name.index("trustclip/") :]: value for name, value in ours.items()}
     own = "trustclip/gated" in row
     for key, value in values.items():
         name = key.removeprefix("train/")
-        if name.startswith((_OURS, "eval_", "eval/", "val-", "val/")):
+        if name.startswith((*_OURS, "eval_", "eval/", "val-", "val/")):
             continue
         plain = name.removesuffix("@sum") if own_table else name
         if plain in _NEGATIVE:

@@ -35,8 +35,8 @@ def _candidates(folder: Path) -> list[Path]:
         paths.append(inner)
     if not paths:
         files = [path for path in token_files(folder) if path.is_file()]
-        ours = all(_accepts(path, next(lines(path), b"")) for path in files)
-        paths = [folder] if files and ours else []
+        known = all(_accepts(path, next(lines(path), b"")) for path in files)
+        paths = [folder] if files and known else []
     return paths
 
 

@@ -86,15 +86,13 @@ def find(paths: Sequence[Path]) -> Iterator[Path]:
             if not trained:
                 raise ValueError(f"the suite {path} has no runs yet.")
             yield from sorted(trained, key=lambda run: order.get(run.name, len(order)))
-        elif (path / "config.yaml").is_file() or _is_log(path):
+        elif (path / "config.yaml").is_file() or (
+            # A folder of run directories holds files, too, that look like logs.
+            path.exists() and not any(path.glob("*/config.yaml")) and holds_log(path)
+        ):
             yield path
         else:
             raise ValueError(_no_run_message(path))
-
-
-def _is_log(path: Path) -> bool:
-    # A folder of run directories holds files, too, that look like logs.
-    return path.exists() and not any(path.glob("*/config.yaml")) and holds_log(path)
 
 
 def _no_run_message(path: Path) -> str:
@@ -104,7 +102,7 @@ def _no_run_message(path: Path) -> str:
         siblings = [p.parent.name for p in path.parent.glob("*/config.yaml")]
         near = nearest(path.name, siblings)
         hint = f" Did you mean {path.parent / near}?" if near else ""
-        return f"there is no folder {path}.{hint}"
+        return f"there is no file or folder {path}.{hint}"
     inside = sorted(p.parent.name for p in path.glob("*/config.yaml"))
     hint = f" It contains run directories: {', '.join(inside[:5])}." if inside else ""
     return (

@@ -76,22 +76,21 @@ def own_paths(paths: Sequence[Path], choice: Choice) -> bool:
 def _is_foreign(one: Given, choice: Choice) -> bool:
     if (one.path / "config.yaml").is_file() or (one.path / "suite.yaml").is_file():
         return False
-    if choice.curve or choice.column_of or one.arm:
+    if choice.curve or choice.column_of or one.arm or one.path.suffix == ".csv":
         return True
     return any(True for file in _files(one.path) if _form(file, next(_raw(file), {})))
 
 
 def _rows(paths: Sequence[Given], choice: Choice) -> Iterator[Score]:
-    arms: dict[str, Path] = {}
+    paths = [*dict.fromkeys(paths)]
+    names = [arm or _name(path) for path, arm, seed in paths if not seed]
     for number, (path, arm, seed) in enumerate(paths, start=1):
         if not path.exists():
             raise ValueError(f"there is no file or folder {path}.")
         name = arm or _name(path)
-        if not seed and arms.setdefault(name, path) != path:
+        if not seed and names.count(name) > 1:
             if not arm:
-                raise ValueError(
-                    f"{arms[name]} and {path} have one name, {name!r}; name them: A={path}."
-                )
+                raise ValueError(f"several paths have the name {name!r}; name each: A={path}.")
             seed = f"{number} of those given"
         one = Given(path, name, seed)
         if choice.curve:

@@ -113,7 +113,7 @@ def runs_of(rows: Iterable[Score], choice: Choice) -> list[Run]:
     return _runs_of_answers(answers, families, doubled)
 
 
-#: Share of problems that a run may lack; beyond it the runs were given other problems.
+#: A run that lacks this share of the problems, or more, was given other ones.
 MOST_LACKING = 0.5
 
 
@@ -135,7 +135,7 @@ def _runs_of_answers(
         evaluations = []
         for step, tasks in sorted(steps.items(), key=lambda item: (item[0] is None, item[0] or 0)):
             lacking = [f"{t}: {name[:60]}" for t, name in keys if name not in tasks.get(t, {})]
-            if len(lacking) > MOST_LACKING * len(keys):
+            if len(lacking) >= MOST_LACKING * len(keys):
                 raise ValueError(
                     f"{arm}, seed {seed}, lacks {len(lacking)} of {len(keys)} problems of the "
                     f"table ({some(lacking, 3)}): the runs were evaluated on different problems."
@@ -144,6 +144,8 @@ def _runs_of_answers(
                 task: {name: _given(tasks.get(task, {}).get(name)) for name in problems}
                 for task, problems in every.items()
             }
+            if not any(right for problems in given.values() for right in problems.values()):
+                raise ValueError(f"{arm}, seed {seed}: every answer is lost.")
             scores = of_answers(given, families)
             evaluations.append(Evaluation(step, scores, given, families=families, asked=asked))
         many = doubled.get((arm, seed))

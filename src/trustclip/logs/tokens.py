@@ -103,8 +103,10 @@ class TokenRow:
                 near = nearest(name, list(row))
                 hint = f"the nearest is `{near}`" if near else f"found {', '.join(row) or 'none'}"
                 raise ValueError(f"there is no column `{name}`; {hint}.")
-        length = len(row["logp"]) if isinstance(row["logp"], Sequence | np.ndarray) else -1
-        columns: dict[str, Any] = {"mask": np.ones(max(length, 0), dtype=bool)}
+        if not isinstance(row["logp"], Sequence | np.ndarray):
+            raise ValueError("`logp` must hold one entry per token, in a list.")
+        length = len(row["logp"])
+        columns: dict[str, Any] = {"mask": np.ones(length, dtype=bool)}
         for field in dataclasses.fields(cls):
             value = row.get(field.name)
             if value is not None:
@@ -147,7 +149,7 @@ def _column(name: str, value: Any, length: int) -> Any:
             column = np.asarray(value, dtype=np.float64)
             column = np.where(np.abs(column) > BEYOND, np.nan, column)
             if name == "advantage" and column.ndim == 0:
-                column = np.full(max(length, 0), column)
+                column = np.full(length, column)
         shape = (len(column),) if name == "token" else column.shape
     except (TypeError, ValueError, OverflowError) as error:
         kind = "a number" if name in (*WHOLE, "reward") else "one entry per token"

@@ -165,9 +165,9 @@ def _notes(plans: Sequence[PilotComparison]) -> Iterator[str]:
         )
     if any(one.spread.std == 0 for one in plans):
         yield "If the standard deviation is 0, the runs are the same: two seeds show any gap."
-    if (least := min(one.spread.freedom for one in plans)) < 9:
+    if (least := min(plans, key=lambda one: one.spread.freedom)).spread.freedom < 9:
         yield (
-            f"{least + 1} seeds say little about how much runs differ. Plan for the upper number, "
-            "or add seeds and test again, if the levels of all tests were fixed beforehand."
+            f"{least.seeds} seeds say little about how much runs differ. Plan for the upper "
+            "number, or add seeds and test again, if the levels of all tests were fixed beforehand."
         )
     yield "Area means the area under the learning curve."

@@ -72,6 +72,8 @@ def explain(error: ValidationError) -> str:
 
 
 def _complaint(item: ErrorDetails) -> str:
+    if item["type"] == "missing":
+        return f"`{item['loc'][-1]}` is missing: it has no default"
     suffix = f", got {item['input']!r}{hint(item)}"
     if item["loc"]:
         return f"`{'.'.join(map(str, item['loc']))}` {rule(item['msg'])}{suffix}"

@@ -329,7 +329,8 @@ class Grouped(tc.Method):
     [
         ({"method": "art"}, ["'art'", "did you mean 'atr'"]),
         ({"method": {"name": "atr", "delta": -1.0}}, ["delta", "greater than 0", "-1.0"]),
-        ({"loss_type": "sapo"}, ["loss_type", "sapo", "dr_grpo"]),
+        ({"loss_type": "sapo"}, ["loss_type", "dr_grpo", "method='soft_gate'"]),
+        ({"sapo_temperature_pos": 2.0}, ["no effect", "'temperature_positive'"]),
         ({"loss_type": "cispo"}, ["loss_type", "method='cispo'"]),
         ({"epsilon": 0.3}, ["epsilon=0.3", "no effect", "'clip'"]),
         ({"epsilon_high": 0.3}, ["epsilon_high=0.3", "'clip_higher'"]),
@@ -344,6 +345,7 @@ class Grouped(tc.Method):
             ["off_policy_mask_threshold", "sign"],
         ),
         ({"inert_patience": 0}, ["inert_patience"]),
+        ({"num_iterations": 0}, ["num_iterations must be at least 1, got 0"]),
         ({"method": f"{__name__}:Grouped"}, ["needs `groups`", "TRL passes none"]),
     ],
 )

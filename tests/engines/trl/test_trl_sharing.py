@@ -146,6 +146,7 @@ def test_whole_groups_give_an_update_all_completions_of_its_prompts(tmp_path):
         ({"max_completion_length": 200}, False, "that would save 1%."),
         ({"head": "trl"}, False, "Prompts are not shared: head='trl'."),
         ({"share_prompts": False}, False, ""),
+        ({"use_transformers_continuous_batching": True}, False, "an attention of its own."),
     ],
     ids=str,
 )

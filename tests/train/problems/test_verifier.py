@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from adversarial import WRONG, hostile
-from patience import NEVER, slowness, until
+from patience import NEVER, alive, slowness, until
 
 from trustclip.train.problems.verify import (
     AnswerReward,
@@ -126,7 +126,7 @@ def test_processes_are_bounded_recycled_and_ended():
     assert len(judges) == 3
     v.close()
     v.close()
-    until(lambda: not any(_alive(pid) for pid in (host, *judges)))
+    until(lambda: not any(alive(pid) for pid in (host, *judges)))
     with pytest.raises(ValueError, match="closed"):
         equal(v, "2", r"\frac{4}{2}")
     assert v.score(["2"], ["Answer: 2"]) == [1.0]
@@ -257,7 +257,7 @@ def _script(tmp_path: Path, ending: str) -> subprocess.Popen[str]:
 @pytest.mark.slow
 def test_a_script_leaves_no_process_behind(tmp_path):
     output, _ = _script(tmp_path, "").communicate(timeout=NEVER)
-    until(lambda: not _alive(int(output.splitlines()[1])))
+    until(lambda: not alive(int(output.splitlines()[1])))
 
 
 def test_no_main_guard_is_needed_and_workers_do_not_outlive_a_killed_trainer(tmp_path):
@@ -265,10 +265,10 @@ def test_no_main_guard_is_needed_and_workers_do_not_outlive_a_killed_trainer(tmp
     assert process.stdout is not None
     assert process.stdout.readline() == "[1.0, 0.0]\n"
     pid = int(process.stdout.readline())
-    assert _alive(pid)
+    assert alive(pid)
     process.kill()
     process.communicate()
-    until(lambda: not _alive(pid))
+    until(lambda: not alive(pid))
 
 
 def test_a_forked_copy_neither_uses_nor_kills_its_parents_workers(verifier):
@@ -327,10 +327,10 @@ def test_a_judge_at_work_ends_with_the_process_that_wanted_its_verdict(tmp_path,
     used = _cpu_ticks(judge)
     until(lambda: _cpu_ticks(judge) > used + 20)  # it is at work
     os.kill(trainer.pid if killed == "trainer" else host, signal.SIGKILL)
-    until(lambda: not _alive(judge))  # its own limit is a day of CPU away
+    until(lambda: not alive(judge))  # its own limit is a day of CPU away
     trainer.kill()
     trainer.communicate()
-    until(lambda: not _alive(host))
+    until(lambda: not alive(host))
 
 
 @pytest.mark.slow
@@ -351,7 +351,7 @@ def test_a_judge_whose_host_is_stopped_ends_at_its_own_cpu_limit():
     (judge,) = _children(host.pid)
     until(lambda: _cpu_ticks(judge) > 2)  # it has its task, and so its limit
     os.kill(host.pid, signal.SIGSTOP)  # nobody is left to watch the judge
-    until(lambda: not _alive(judge))
+    until(lambda: not alive(judge))
     host.kill()
     host.communicate()
 
@@ -443,11 +443,3 @@ def _children(pid: int) -> list[int]:
 def _cpu_ticks(pid: int) -> int:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
-
-
-def _alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in "ZX"

@@ -7,6 +7,7 @@ import shutil
 import pytest
 from faults import standin
 from faults.setups import Setup
+from test_checkpoints import flip
 
 from trustclip.cli.main import main
 from trustclip.train.durable.store import CheckpointStore
@@ -32,12 +33,6 @@ def states(folder):
 
 def findings(folder):
     return {f.name: (f.state, f.text) for f in verify(folder).checked if f.state != "whole"}
-
-
-def flip(path, place=0.5):
-    content = bytearray(path.read_bytes())
-    content[int(place * (len(content) - 1))] ^= 1
-    path.write_bytes(content)
 
 
 def test_a_finished_run_is_whole_and_nothing_in_it_is_changed(run, capsys):

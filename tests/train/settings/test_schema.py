@@ -2,9 +2,8 @@
 
 import fastjsonschema
 import pytest
-import yaml
 from extensions.schemas import Kind, schema, text
-from test_recipe_files import GOOD, WRONG
+from test_recipe_files import WRONG, altered
 
 from trustclip.cli.main import main
 from trustclip.support.jsonl import plain
@@ -70,28 +69,17 @@ BEYOND = {
 }
 
 
-def changed(dotted, value):
-    content = yaml.safe_load(GOOD)
-    content["rl"]["learning_rate"] = 5e-6
-    *sections, last = dotted.split(".")
-    place = content
-    for section in sections:
-        place = place[section]
-    place[last] = value
-    return content
-
-
 def test_the_recipe_that_the_wrong_ones_are_made_of_is_valid(valid):
-    valid["recipe"](changed("seed", 3))
+    valid["recipe"](altered("seed", 3))
 
 
 @pytest.mark.parametrize(("where", "value", "told"), WRONG, ids=lambda x: str(x)[:40])
 def test_a_wrong_recipe_is_refused(where, value, told, valid):
     if (where, str(value)) in BEYOND:
-        valid["recipe"](changed(where, value))
+        valid["recipe"](altered(where, value))
         return
     with pytest.raises(fastjsonschema.JsonSchemaValueException):
-        valid["recipe"](changed(where, value))
+        valid["recipe"](altered(where, value))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +94,7 @@ def test_a_wrong_recipe_is_refused(where, value, told, valid):
     ids=str,
 )
 def test_methods_of_every_form_are_valid(value, valid):
-    valid["recipe"](changed("rl.method", value))
+    valid["recipe"](altered("rl.method", value))
 
 
 def test_every_key_has_its_words():

@@ -15,7 +15,7 @@ from pathlib import Path
 import compared
 import pytest
 import yaml
-from patience import until
+from patience import alive, until
 from rich.console import Console
 
 from trustclip import method
@@ -294,14 +294,6 @@ def test_a_second_signal_kills_the_runs_and_all_they_started(folder):
     assert suite.returncode == 128 + signal.SIGINT
     for pid in helpers.read_text().split():
         until(lambda pid=pid: not alive(int(pid)))
-
-
-def alive(pid):
-    """Whether the process lives; one that only waits to be reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.slow

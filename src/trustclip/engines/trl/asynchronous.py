@@ -24,7 +24,7 @@ from trustclip.constraints.gradients import gradient
 from trustclip.constraints.registry import as_method
 from trustclip.engines.limits import check
 from trustclip.engines.trl import gradient_check, upstream
-from trustclip.engines.trl.config import REPLACED
+from trustclip.engines.trl.config import replaced
 from trustclip.engines.trl.inputs import inject
 from trustclip.engines.trl.recording.shares import clip_ratios
 
@@ -63,11 +63,8 @@ class ConstrainedAsyncGRPOTrainer(_Base):
     def __init__(self, *args: Any, method: Method | str | Mapping[str, Any] = "atr", **kwargs: Any):
         self.method = _check_corrects(check(as_method(method), ENGINE))
         super().__init__(*args, **kwargs)
-        for name in ("epsilon", "epsilon_high"):
-            if getattr(self.args, name) != type(self.args).__dataclass_fields__[name].default:
-                raise ValueError(
-                    f"{name}={getattr(self.args, name)} has no effect here; use {REPLACED[name]}."
-                )
+        if problems := [*replaced(self.args)]:
+            raise ValueError(problems[0])
         self._window = Window()
         self._verified = False  # whether TRL's loss has had the gradient of the method
         self._published = {0: 0}  # update at which each version of the weights was published

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
 
-from trustclip.constraints.base import Method, Trait, methods
+from trustclip.constraints.base import HINTS, Method, Trait, methods
 from trustclip.constraints.candidates import DEFAULT
 from trustclip.constraints.registry import as_method
 from trustclip.constraints.schedule import Schedule
@@ -36,10 +36,16 @@ REPLACED = {
     "epsilon_high": "method={'name': 'clip_higher', 'low': ..., 'high': ...}",
     "delta": "method={'name': 'dual_clip', 'ceiling': ...}",
     "importance_sampling_level": "method={'name': ..., 'level': 'sequence'}",
+    "sapo_temperature_pos": "method={'name': 'soft_gate', 'temperature_positive': ...}",
+    "sapo_temperature_neg": "method={'name': 'soft_gate', 'temperature_negative': ...}",
+    "vespo_k_pos": "method={'name': 'vespo', 'k_positive': ...}",
+    "vespo_k_neg": "method={'name': 'vespo', 'k_negative': ...}",
+    "vespo_lambda_pos": "method={'name': 'vespo', 'lambda_positive': ...}",
+    "vespo_lambda_neg": "method={'name': 'vespo', 'lambda_negative': ...}",
 }
 
-#: Integer settings of this engine and their minimum.
-_AT_LEAST = {"inert_patience": 1, "exact_kl_every": 0, "candidates": 0}
+#: Integer settings and their minimum.
+_AT_LEAST = {"inert_patience": 1, "exact_kl_every": 0, "candidates": 0, "num_iterations": 1}
 
 
 def _option(default: Any, words: str) -> Any:
@@ -114,11 +120,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
         if self.gradient_checkpointing is None:  # TRL's default, until the trainer knows the model
             self.gradient_checkpointing = named[1] is not False  # pyright: ignore
         super().__post_init__()
-        for name, kinds in (
-            ("head", _HEADS),
-            ("decoder", _DECODERS),
-            ("metrics", _METRICS),
-        ):
+        for name, kinds in {"head": _HEADS, "decoder": _DECODERS, "metrics": _METRICS}.items():
             allowed = get_args(kinds)
             if getattr(self, name) not in allowed:
                 raise ValueError(unknown(name, getattr(self, name), allowed))
@@ -253,16 +255,22 @@ def too_small(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, f"must be at least {least}, got {values[name]}."
 
 
+def replaced(args: Any) -> Iterator[str]:
+    """One sentence per setting of TRL's own losses that is set and that the method replaces."""
+    known = type(args).__dataclass_fields__
+    for name, instead in REPLACED.items():
+        if name in known and getattr(args, name) != known[name].default:
+            yield f"{name}={getattr(args, name)!r} has no effect here; use {instead}."
+
+
 def _not_honoured(args: ConstrainedGRPOConfig, chosen: Method) -> Iterator[str]:
     """One sentence per setting that would be silently ignored or wrong."""
     if args.loss_type not in LOSS_TYPES:
         others = " TRL's other loss types include their own gate; here the method defines it"
-        instead = f": method={args.loss_type!r}." if args.loss_type in methods() else "."
+        name = HINTS.get(args.loss_type, args.loss_type)
+        instead = f": method={name!r}." if name in methods() else "."
         yield f"loss_type is {args.loss_type!r}; allowed: {', '.join(LOSS_TYPES)}.{others}{instead}"
-    for name, instead in REPLACED.items():
-        default = GRPOConfig.__dataclass_fields__[name].default
-        if getattr(args, name) != default:
-            yield f"{name}={getattr(args, name)!r} has no effect here; use {instead}."
+    yield from replaced(args)
     if args.share_prompts and args.head == "trl":
         yield "share_prompts needs trustclip's head, and head='trl' asks for TRL's: leave one out."
     if problem := limits.refusal(chosen, supplied := supply(args)):

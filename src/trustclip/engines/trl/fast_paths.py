@@ -293,6 +293,8 @@ def _skipping(trainer: Any) -> Iterator[str]:
 
 def _sharing(trainer: Any) -> Iterator[str]:
     yield from _head(trainer)
+    if trainer.use_transformers_continuous_batching:
+        yield "continuous batching needs an attention of its own"
     model = trainer._unwrapped()
     if reason := unlike_llama(model):
         yield f"prompts are shared in the Llama family only, and {reason}"

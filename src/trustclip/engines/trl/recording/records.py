@@ -134,11 +134,6 @@ class Recorded:
         return self.accelerator.reduce(x, reduction="sum")
 
     @property
-    def _sampler_apart(self) -> bool:
-        """Whether another program than this one samples."""
-        return bool(self.use_vllm or self.rollout_func)
-
-    @property
     def _all_metrics(self) -> bool:
         """Whether metrics beside `BRIEF` are read."""
         return self.recorder is not None or self.metrics == "full"
@@ -250,7 +245,7 @@ class Recorded:
         window, self._windows[mode] = self._windows[mode], WatchedWindow(self._shadows)
         summary = window.read(self._sum)
         if not self._all_metrics:
-            shown = BRIEF | BRIEF_OF_SAMPLER if self._sampler_apart else BRIEF
+            shown = BRIEF | BRIEF_OF_SAMPLER if self.use_vllm or self.rollout_func else BRIEF
             logged = {k: v for k, v in summary.items() if k in shown or k.startswith(_ASKED_FOR)}
         else:
             logged = summary

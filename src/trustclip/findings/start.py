@@ -60,7 +60,7 @@ the groups all rewards are equal.'
             f"{percent(cut, 0)} % of the completions of the first generation are cut "
             f"off{_at(limit)}{groups}.",
             {"step": step, "completions/clipped_ratio": cut},
-            "raise max_completion_length.",
+            "raise max_completion_length, so that answers can end.",
         )
     elif equal >= HOPELESS:
         reward = row.get("reward")

@@ -117,7 +117,7 @@ def _source_of(path: Path) -> Source:
 def _unknown(path: Path, head: bytes) -> str:
     row = first_row(head)
     if not row:
-        return f"{path} is no log that can be read: {looked_for()}."
+        return f"{path} is {'' if head else 'empty, and '}no log that can be read: {looked_for()}."
     if "stage" in row:
         return f"{path} belongs to a run directory; give its folder, {path.parent}."
     near = next((name for name in row if nearest(name, REQUIRED)), None)

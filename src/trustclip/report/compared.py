@@ -64,7 +64,7 @@ def draw(groups: Sequence[Group], compared: Sequence[Compared], path: Path) -> N
       ValueError: the file has another ending.
     """
     if path.suffix not in (".svg", ".pdf"):
-        raise ValueError(unknown("kind of figure", path.suffix, (".svg", ".pdf")))
+        raise ValueError(unknown("format", path.suffix, (".svg", ".pdf")))
     from trustclip.report.draw import figures
 
     figure = forest_figure(groups, compared)

@@ -332,7 +332,7 @@ def test_source_without_a_good_row_is_an_error(tmp_path):
     empty.touch()
     with pytest.raises(ValueError, match="no usable problem: it has no rows"):
         load_problems(str(empty))
-    with pytest.raises(ValueError, match="no usable problem: the first: line 1: not an object"):
+    with pytest.raises(ValueError, match="no usable problem: the first bad row is line 1: not an object"):
         load_problems(write_jsonl(tmp_path / "one.jsonl", [1]))
 
 

@@ -156,7 +156,7 @@ def open_source(source: str, use: Use) -> tuple[str, str, HubSource, Rows]:
         raise ValueError(
             f"unknown problem source {source!r}{near_hint(source, HUB_SOURCES)}. Allowed: "
             f"{', '.join(HUB_SOURCES)}, a file ({', '.join(SUFFIXES)}), a hub id owner/name (each "
-            "with @SPLIT if it has splits), or where problems may be generated arithmetic, "
+            "with @SPLIT if it has splits), or, where problems may be generated, arithmetic, "
             "word-sums, letter-counts, digit-sums."
         )
     stem = name if name in HUB_SOURCES else entry.path.rpartition("/")[2]
@@ -261,4 +261,4 @@ def _first_reasons(bad_rows: list[BadRow]) -> str:
     if not bad_rows:
         return "it has no rows"
     first = "; ".join(f"line {row.line}: {row.reason:.200}" for row in bad_rows[:3])
-    return f"the first: {first}"
+    return f"the first bad row is {first}"

@@ -340,13 +340,14 @@ def told(blocks: Blocks) -> dict[str, str]:
     p_clip = " and ".join(f"{one.p_holm:.3f}" for one in clip)
     both = " and ".join(dict.fromkeys(one.word for one in clip))
     return {
-        "clip": f"**On the pretrained model {best} did best:** `atr` − `clip` is {at_end} points "
-        f"at the end, below 0 in {clip[0].below} of {count} blocks, and {in_area} in the area. "
-        f"With Holm's correction, which the intervals lack, p is {p_clip}: the question is {both}.",
+        "clip": f"**On the pretrained model {best} scored highest, and the question is {both}:** "
+        f"`atr` − `clip` is {at_end} points at the end, below 0 in {clip[0].below} of {count} "
+        f"blocks, and {in_area} in the area. The intervals lack Holm's correction; with it p is "
+        f"{p_clip}.",
         "none": "**Without a constraint "
         f"{'something' if learned(blocks)[unlimited].any() else 'nothing'} was learned:** the end "
         f"minus the start is {grown} points at the two learning rates. `atr` − `none` is "
-        f"{points(none.difference)} in the area, and the gain is {words['none']} (Holm's p "
+        f"{points(none.difference)} in the area, and this gain is {words['none']} (Holm's p "
         f"{none.p_holm:.3f}; by exact sign flips {none.flips * 2**count:.0f}/{2**count}, after "
         f"Holm {none.flips_holm:.3f}).",
         "rates": learners(blocks),
@@ -388,9 +389,9 @@ def quotes(blocks: Blocks, folder: Path) -> dict[Path, str]:
     lead = (
         f"![{curves(blocks).title}](benchmarks/smollm2/curves.svg)\n\n"
         f"[SmolLM2-135M](docs/smollm2.md) learned to count letters, in {runs} planned runs "
-        f"({len(blocks.seeds)} of {PLANNED} blocks). The *area* is the share of right answers in "
-        "generations 4 to 16, the *end* that on new problems. `mirror` is `atr` with its bounds "
-        "exchanged."
+        f"({len(blocks.seeds)} of {PLANNED} blocks, a seed each). The *area* is the share of right "
+        "answers in generations 4 to 16, the *end* the share on new problems after training. "
+        "`mirror` is `atr` with its bounds exchanged."
     )
     return {
         README: "\n".join([f"{lead}\n", *(f"- {one}" for one in short)]),

@@ -177,7 +177,7 @@ def _results(name: str, root: Path) -> str:
         "Control": _in_control(name, root),
     }
     parts = [f"### {title}\n\n{text}" for title, text in found.items() if text]
-    missing = [title[0].lower() + title[1:] for title, text in found.items() if not text]
+    missing = [title for title, text in found.items() if not text]
     if missing:
         parts.append(f"Not measured in: {', '.join(missing)}.")
     if len(missing) < len(found):
@@ -188,19 +188,17 @@ def _results(name: str, root: Path) -> str:
     return "\n\n".join(parts)
 
 
-def scores(root: Path, experiment: str) -> Iterator[tuple[str, str, str, str, str]]:
-    """Rows of a suite's committed table: group, label, runs, score with interval, share cut."""
+def scores(root: Path, experiment: str) -> Iterator[tuple[str, str, str, str]]:
+    """Rows of a suite's committed table of scores: group, label, runs, Mean@K with interval."""
     group = ""
     text = (root / "lab/benchmarks" / experiment / "table.md").read_text(encoding="utf-8")
-    for line in text.split("**Final evaluation")[0].splitlines():
+    for line in text.partition("**Scores")[2].partition("\n**")[0].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) != 6 or cells[0] in ("method", "---"):
-            continue
         if cells[0].startswith("**"):
             group = cells[0].strip("*").partition(", ")[2]
         elif "(" in cells[0]:
             label, _, runs = cells[0].partition(" (")
-            yield group, label, runs.rstrip(")"), cells[1], cells[5]
+            yield group, label, runs.rstrip(")"), cells[1]
 
 
 def labels(root: Path, experiment: str) -> dict[str, str]:
@@ -214,7 +212,7 @@ def labels(root: Path, experiment: str) -> dict[str, str]:
     return made
 
 
-def _shown(name: str, root: Path, experiment: str) -> list[tuple[str, str, str, str, str]]:
+def _shown(name: str, root: Path, experiment: str) -> list[tuple[str, str, str, str]]:
     """Rows of a method and of those beside it; none where it was not in the experiment."""
     of, rows = labels(root, experiment), list(scores(root, experiment))
     ours = {row[1] for row in rows if of.get(row[1]) == name}
@@ -222,8 +220,8 @@ def _shown(name: str, root: Path, experiment: str) -> list[tuple[str, str, str, 
 
 
 def _in_miniature(name: str, root: Path) -> str:
-    rows = [(row[1], row[2].split()[0], *row[3:]) for row in _shown(name, root, "table3-tiny")]
-    head = ("setting", "seeds", "Mean@8 at the end, % [95 %]", "cut")
+    rows = [(row[1], row[2].split()[0], row[3]) for row in _shown(name, root, "table3-tiny")]
+    head = ("setting", "seeds", "Mean@8 at the end (best), % [95 % of the end]")
     about = "Chain arithmetic, 0.4 M parameters ([what it says](../project/measurements.md)).\n\n"
     return about + markdown_table(head, rows) if rows else ""
 
@@ -265,7 +263,7 @@ def _in_the_arena(name: str, root: Path) -> str:
         if label in ours or label in BESIDE
     ]
     return (
-        "Tuned with the same budget as every other, 128 fresh seeds, percent right at the end "
+        "Every entry was tuned with the same budget. Percent right at the end, 128 fresh seeds "
         "([the arena](../lab/arena.md)).\n\n"
         + markdown_table(("entry", *(ARENA.get(c, c) for c in columns)), rows)
     )

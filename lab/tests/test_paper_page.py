@@ -25,7 +25,7 @@ SHOWN = {
     ],
     "paper": [
         ('"cells": 180, "faults": []', "All 180 scores of Table 2"),
-        ('"population": 64, "sample": 0', "64 cells fit only that, none only"),
+        ('"population": 64, "sample": 0', "64 cells fit only this divisor"),
         ('"ratio": 1.0007', "1.00 times in Mean@8, p = 0.46"),
         ('"p_equal": 0.3602', "Bartlett's test does not object, p = 0.36"),
         ("0.082, 0.242", "2 points in 8 % of cases and one of 3 points in 24"),

@@ -79,7 +79,7 @@ def test_doctor_does_the_arithmetic():
     assert (
         done.returncode == 0
         and "yes: in 1 of the 2 updates" in done.stdout
-        and "2 updates per generation" in done.stdout
+        and "updates per generation: 2" in done.stdout
     )
 
 
@@ -100,9 +100,9 @@ def test_doctor_does_the_arithmetic():
             ["eval", "--preset", "tiny", "--backend", "openai", "--base-url", "notaurl"],
             ["'notaurl' must start with http:// or https://"],
         ),
-        (["control", "--see", "3"], ["unknown option of control '--see'", "'--seeds'"]),
+        (["control", "--see", "3"], ["unknown option '--see' of control", "'--seeds'"]),
         (["control", "--methods"], ["--methods needs a value"]),
-        (["compare"], ["`runs` is missing"]),
+        (["compare"], ["PATH is missing; see trustclip compare --help."]),
         (["suite", "a", "--hours", "x"], ["`hours` should be a valid number", "got 'x'"]),
         (["decontaminate", "--train", "x"], ["`test` is missing.", "`out` is missing."]),
         (["eval", "--grade", "missing.jsonl"], ["missing.jsonl"]),
@@ -202,13 +202,13 @@ def test_words_become_values_of_the_fields_types():
     assert read("a --prompt.system x").prompt == Prompt(system="x")
     assert read("a --columns.answer gold").columns == {"answer": "gold"}
     for text, words in (
-        ("", "`runs` is missing."),
+        ("", "PATH is missing; see trustclip wanted --help."),
         ("a --count x", "`count` should be a valid integer, unable to parse string as an integer"),
         ("a --count true", "`count` should be a valid integer"),
         ("a --rate", "--rate needs a value"),
         ("a --kind c", "`kind` should be 'a' or 'b', got 'c'"),
-        ("a --fasst", "unknown option of wanted '--fasst'; did you mean '--fast'?"),
-        ("--preset x", "unknown option of wanted '--preset'"),
+        ("a --fasst", "unknown option '--fasst' of wanted; did you mean '--fast'?"),
+        ("a --preset x", "unknown option '--preset' of wanted"),
     ):
         with pytest.raises(ValueError, match=re.escape(words)):
             read(text)

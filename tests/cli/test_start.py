@@ -50,7 +50,7 @@ def test_a_trial_of_own_data_and_rewards(here, capsys):
         ("try tiny --dataset sumz.jsonl", "did you mean 'sums.jsonl'"),
         ("try tinny --dataset arithmetic", "Did you mean 'tiny'?"),
         ("try tiny", "`dataset` is missing"),
-        ("try --dataset arithmetic", "`model` is missing"),
+        ("try --dataset arithmetic", "MODEL|RECIPE is missing"),
         ("try tiny --dataset arithmetic --each 0", "greater than or equal to 1"),
         ("try tiny --dataset arithmetic --max-token 3", "did you mean 'max_tokens'?"),
         ("try nothing.yaml", "no file 'nothing.yaml'"),

@@ -255,7 +255,7 @@ def test_every_method_is_its_own_loss_in_single_precision(name: str) -> None:
 @pytest.mark.parametrize(
     ("loss", "arguments", "words"),
     [
-        (lambda logp, old: logp.sum(), {}, "unknown argument of the loss 'old'"),
+        (lambda logp, old: logp.sum(), {}, "unknown argument 'old' of the loss"),
         (lambda logp: logp, {}, r"must be a scalar tensor; it returns \[8, 12\]"),
         (lambda logp, entropy: logp.sum(), {}, "takes `entropy`, which the method does not read"),
         (clip, {"aggregation": "mean"}, "unknown aggregation 'mean'"),

@@ -86,7 +86,7 @@ WRONG = {
     "verl's own": ({"LOSS__loss_mode": "vanilla"}, "ignores `method`; set it to 'trustclip'"),
     "unknown method": ({"LOSS__method": "art"}, "unknown method 'art'; did you mean 'atr'"),
     "hyper-parameter": ({"LOSS__method": {"name": "atr", "dleta": 1}}, "did you mean 'delta'"),
-    "misspelt key": ({"LOSS__metod": "atr"}, f"unknown key of {LOSS} 'metod'; did you mean"),
+    "misspelt key": ({"LOSS__metod": "atr"}, f"unknown key 'metod' of {LOSS}; did you mean"),
     "no target": ({"LOSS___target_": ...}, f"takes no `method`; set {LOSS}._target_={TARGET}"),
     "refused": ({"LOSS__method": "full_kl"}, "it needs `kl_old_new`"),
     "clip_ratio": ({f"{ACTOR}__clip_ratio": 0.1}, "clip_ratio=0.1 has no effect"),

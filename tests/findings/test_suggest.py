@@ -145,7 +145,7 @@ def test_wrong_logs_are_refused(tmp_path, capsys):
     assert main(["shadow", str(tmp_path / "idle.jsonl")]) == 2
     assert "no token has an advantage" in capsys.readouterr().err
     assert main(["shadow", "--suggest", "atr"]) == 2
-    assert "`logs` is missing." in capsys.readouterr().err
+    assert "PATH is missing" in capsys.readouterr().err
 
 
 # The commands -------------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ def test_explain_reads_it_and_never_says_that_all_is_usual_without_all_three(
     whole = trainer in ("slime", "OpenRLHF", "AReaL", "torchforge", "prime-rl")
     assert ("This log shows nothing unusual." in text) == whole, text
     if trainer == "NeMo RL":
-        assert "nats (k3; 0.005 is the limit" in text and "NeMo RL's own tests" in text
+        assert "(k3), and the limit is 0.005" in text and "NeMo RL's own tests" in text
         assert "the share of clipped tokens (NeMo RL logged none)" in text
     if trainer == "ROLL":
         assert "it lacks a distance from the sampler" in text

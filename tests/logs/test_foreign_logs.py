@@ -184,7 +184,7 @@ def test_the_sampler_is_measured_where_the_tokens_have_it(tmp_path: Path) -> Non
     text = said(tmp_path)
     # k3 of a log-ratio of 0.5 is e^0.5 - 1 - 0.5 = 0.1487; the other token has 0.
     assert "by 0.074 nats per token (k3), a mean absolute log-ratio of 0.25" in text
-    assert "Next: the sampler differs by 0.074 nats (k3; 0.005 is the limit)" in text
+    assert "Next: the sampler differs by 0.074 nats per token (k3), and the limit is 0.005" in text
     # Without the proximal policy, nothing is said of its movement.
     bare = [TokenRow.of({**row.to_dict(), "logp_old": None}) for row in rows]
     (tmp_path / "tokens.jsonl").unlink()

@@ -72,7 +72,7 @@ def test_the_strings_cut_most_often_are_counted_over_all_completions(path):
     hits = sum(gone for word, gone in tokens if word == "<think>")
     text = printed(path, count=1)
     assert f"cuts {100 * cut:.2f} % of {len(tokens):,} tokens in 24 completions" in text
-    first = text.partition("lift")[2].split("\n")[1].split()
+    first = text.partition("average")[2].split("\n")[1].split()
     assert first == ["<think>", f"{size}", f"{hits}", f"{100 * hits / size:.1f}",
                      f"{hits / size / cut:.1f}"]  # fmt: skip
 

@@ -384,5 +384,5 @@ def test_a_run_that_ends_below_its_best_says_so(tmp_path, last):
         run.log({"stage": "eval", "step": step, "task": "t", "mean@1": share})
     out = io.StringIO()
     conclude_scores(run.path, Terminal(file=out, width=200))
-    fell = "the best was 80.0 %" in out.getvalue() and "It fell" in out.getvalue()
+    fell = "the best was 80.0 %" in out.getvalue() and "The score fell" in out.getvalue()
     assert fell == (last < 0.5)

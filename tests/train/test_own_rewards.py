@@ -214,7 +214,7 @@ def test_a_wrong_setting_is_refused(given, words):
         ("mine.py:number", "is not a function, but 3"),
         ("broken.py:r", "cannot load reward 'broken.py:r': SyntaxError: invalid syntax (broken.py, "
                         "line 1)."),
-        ({"name": "mine.py:Long", "scael": 3}, "unknown argument of reward mine.py:Long 'scael'; "
+        ({"name": "mine.py:Long", "scael": 3}, "unknown argument 'scael' of reward mine.py:Long; "
                                                "did you mean 'scale'?"),
         ({"name": "format", "pattern": "("}, "not a regular expression"),
         ({"name": "format", "style": "boxd"}, "did you mean 'boxed'"),

@@ -73,6 +73,8 @@ def parse(
         if one.positional and arguments and one.path not in changes:
             changes[one.path] = arguments if one.many else arguments[0]
             arguments = [] if one.many else arguments[1:]
+        if one.positional and one.required and one.path not in (*changes, *content):
+            raise ValueError(f"{one.metavar} is missing; see trustclip {command} --help.")
     if arguments:
         raise ValueError(f"unexpected argument {arguments[0]!r}; see trustclip {command} --help.")
     for name in changes if make is build else ():

@@ -64,7 +64,7 @@ exit status:
        traceback
   2    a wrong setting or file, a full disk, a missing package, training that cannot go on:
        stated in one message; TRUSTCLIP_TRACEBACK=1 shows the traceback too
-  130  Ctrl-C (143 SIGTERM) in any other command, or again while one is ending
+  130  Ctrl-C (143: SIGTERM) in any other command, or a second time while a command is ending
   141  the reader of the output has closed the pipe"""
 
 

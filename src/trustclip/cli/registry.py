@@ -41,9 +41,7 @@ LIBRARY = {
     "report": _evidence("a page, tables and figures from run directories and logs", extra="report"),
     "explain": _evidence("what the constraint did in a run or in another trainer's log"),
     "tokens": _tokens("which tokens a constraint cut, completion by completion"),
-    "microscope": _tokens(
-        "a page of completions token by token, under several methods", extra="report"
-    ),
+    "microscope": _tokens("a page that shows tokens under several methods", extra="report"),
     "shadow": Command(
         "trustclip.cli.commands.shadows",
         "what other methods would have cut, and the threshold for a share",
@@ -62,7 +60,7 @@ LIBRARY = {
 #: Those of the training program, and of the library.
 COMMANDS = {
     "demo": _run("a small policy learns under a constraint, on a CPU, in minutes"),
-    "init": _start("a first recipe from a model and data, its dry run and the commands"),
+    "init": _start("write a first recipe, and print its dry run and the next commands"),
     "try": _start("a few completions of a model: prompt, answer, reward, length, speed"),
     "sft": _run("fine-tune a model on worked solutions"),
     "rl": _run("train a model on verified rewards under a constraint"),

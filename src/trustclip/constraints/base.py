@@ -213,9 +213,11 @@ class Method(ABC):
         Raises:
           ValueError: the method's constraint is no ratio interval, or ``p_old`` is missing.
         """
+        if Trait.CUTS not in self.traits:
+            raise ValueError(f"{self.name!r} has no ratio interval: it cuts no token.")
         raise ValueError(
-            f"no ratio interval is stated for {self.name!r}: its gate depends on more than the "
-            "token's ratio, or its class does not define `log_interval`."
+            f"{self.name!r} has no ratio interval: its gate depends on more than the token's "
+            "ratio, or its class does not define `log_interval`."
         )
 
     @property

@@ -62,7 +62,7 @@ class Schedule:
         return (
             f"the constraint {method!r} would be inert: each generation is used for "
             f"{self.updates_per_generation:g} optimizer update (steps_per_generation x "
-            f"num_iterations / gradient_accumulation_steps = {s} x {n} / {g}), so ratios are 1. "
-            f"Set num_iterations to 2 or more, or steps_per_generation to {2 * max(s, g)} or more "
-            "(or train without a constraint that acts: allow_inert=True)."
+            f"num_iterations / gradient_accumulation_steps = {s} x {n} / {g}), so every ratio "
+            "is 1 and it can never act. Set num_iterations to 2 or more, or steps_per_generation "
+            f"to {2 * max(s, g)} or more. To train all the same, set allow_inert."
         )

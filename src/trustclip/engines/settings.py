@@ -51,18 +51,18 @@ class EngineSettings:
             Parts, Neutral("methods that only watch; the training is the same to the last bit")
         ]
     ] = cast("Parts", "")
-    """Methods that only watch, such as "atr, {name: clip, epsilon: 0.1}": what they would have
-    kept of the same tokens is in metrics.jsonl, `explain` and the report."""
+    """Methods that only watch, such as "atr, {name: clip, epsilon: 0.1}". What each would have cut
+    is in metrics.jsonl, `explain` and the report."""
     allow_inert: ToTrl[bool] = False
     """Train although the schedule keeps the ratio at 1, where no constraint acts."""
     replay: ToTrl[Annotated[bool, Since(before=False)]] = False
     """With top-p or top-k, compute each token's probability among the tokens that the sampler could
-    draw there, so that trainer and sampler agree. These tokens then are the candidates. Needs
-    trustclip's head."""
+    draw there, so that trainer and sampler agree. `centered` then takes these tokens as its
+    candidates. This needs trustclip's head."""
     candidates: ToTrl[Annotated[Whole | None, Since(before=None)]] = None
     """How many of the sampler's likeliest tokens to record at each position, for `centered` and
     drift/*; the policy in training models the others. When unset, 64 if the method needs them, else
-    none; the vocabulary's size or more records all of it. Needs trustclip's head."""
+    none; the vocabulary's size or more records all of it. This needs trustclip's head."""
 
 
 def config_field(name: str, cls: type = EngineSettings) -> Any:

@@ -38,11 +38,11 @@ def _unequal(course: Course) -> Iterator[Finding]:
         return
     least = min(few, key=lambda step: few[step])
     text = (
-        f"In {len(few)} of {len(sizes)} {course.unit}s fewer than {percent(FEW_TOKENS)} of the "
-        f"tokens carried the weight: in {course.unit} {least} ratios were so unequal that all "
-        f"tokens counted like {percent(few[least])} of their number (effective sample size)."
+        f"In {len(few)} of {len(sizes)} {course.unit}s few tokens carried most of the weight, "
+        f"because the ratios were very unequal: in {course.unit} {least} all tokens counted like "
+        f"{percent(few[least])} of their number (effective sample size)."
     )
-    advice = "if this recurs, lower the learning rate or take fewer updates per generation."
+    advice = "for more equal ratios, lower the learning rate or take fewer updates per generation."
     yield Finding("movement/unequal", "warning", text, {"ess": few[least]}, advice)
 
 

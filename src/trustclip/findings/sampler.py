@@ -124,9 +124,9 @@ def _exponential(course: Course) -> Iterator[Finding]:
 def _advice(course: Course, name: str, differs: float) -> str:
     if course.log is not None:
         return (
-            f"the sampler differs by {differs:.2g} nats ({name}; {_MEASURES[name].far} is the "
-            "limit): compare precisions and weights of the two engines, then correct for the rest "
-            "(tis, icepop)."
+            f"the sampler differs by {_MEASURES[name].words.format(differs)}, and the limit is "
+            f"{_MEASURES[name].far}: compare precisions and weights of the two engines, then "
+            "correct for the rest (tis, icepop)."
         )
     corrects = course.method is not None and Trait.CORRECTS_SAMPLER in course.method.traits
     cure = (
@@ -149,11 +149,11 @@ def _lags(rows: Sequence[Row]) -> Iterator[str]:
     if len(lags) < 2:
         return
     parts = [
-        f"by {mean(rows, f'k3/{lag}'):.2g} and {mean(rows, f'sampler/k3/{lag}'):.2g} at a lag of "
+        f"{mean(rows, f'k3/{lag}'):.2g} and {mean(rows, f'sampler/k3/{lag}'):.2g} at a lag of "
         f"{in_words(lag)} updates"
         for lag in lags
     ]
-    yield f"The policy moved and the sampler differed (k3, nats) {', '.join(parts)}."
+    yield f"The policy moved, and the sampler differed, by these nats (k3): {'; '.join(parts)}."
 
 
 def in_words(name: str) -> str:

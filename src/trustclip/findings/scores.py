@@ -80,15 +80,15 @@ def of_run(run: Run) -> Iterator[Finding]:
     fell = [(name, at) for name, at in (("first", first), ("best", top)) if below(last, at)]
     clear = [name for name, at in fell if below(last, at, clearly=True)]
     if clear:
-        text += f". It fell: the last interval lies below the {clear[0]} one"
+        text += f". The score fell: the last interval lies below the {clear[0]} one"
     elif fell and fell[0][0] == "first":
-        text += ". It fell from the first to the last, but by less than the intervals can show"
+        text += ". The last score is lower than the first, by less than the intervals can show"
     lost = collapsed(run)
     if lost:
-        text += f". It collapsed: less than {percent(LEFT)} of its best score is left"
+        text += f". The run collapsed: less than {percent(LEFT)} of its best score is left"
     advice = ""
     if clear or lost:
-        below_it = ", and the last interval lies below" if clear else ""
+        below_it = " and has clearly fallen since" if clear else ""
         advice = (
             f"the evaluation score was highest {_when(top[0])}{below_it}: try a smaller learning "
             "rate, or fewer updates, before another threshold."

@@ -71,12 +71,12 @@ def _drop(course: Course) -> Iterator[Finding]:
         _, before, after = worst
         text = (
             f"The mean reward fell from {before['reward']:.3g} to {after['reward']:.3g} with the "
-            f"generation of update {after['step']}, which is more than chance."
+            f"generation of update {after['step']}, by more than chance explains."
         )
         evidence = {"reward": after["reward"], "update": after["step"]}
         advice = (
-            "look at the updates before this one (trustclip report): if the policy moved further "
-            "there (k3), lower the learning rate or take fewer updates per generation."
+            f"look at the updates before update {after['step']} (trustclip report): if the policy "
+            "moved far there (k3), lower the learning rate or take fewer updates per generation."
         )
         yield Finding("signal/drop", "warning", text, evidence, advice)
 
@@ -131,7 +131,7 @@ def _lengths(course: Course, hopeless: bool) -> Iterator[Finding]:
     )
     if cut:
         first, last = ends(cut)
-        many = "Many" if max(first, last) > facts.TRUNCATED else "Few"
+        many = "Many" if max(first, last) > facts.TRUNCATED else "Few" if any(cut) else "No"
         spans = f"{percent(first)} at the start, {percent(last)} at the end"
         text = f"{many} completions were truncated: {spans}."
         growing = bool(length) and ends(length)[1] > facts.GROWN * ends(length)[0]

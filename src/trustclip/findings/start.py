@@ -52,7 +52,8 @@ the groups all rewards are equal.'
         share, evidence = percent(cut, 0), {"step": step, "completions/clipped_ratio": cut}
         at = f"{_at(limit)}{groups}"
         text = f"{share} % of the completions of the first generation are cut off{at}."
-        yield Finding("start/cut_off", "fault", text, evidence, "raise max_completion_length.")
+        advice = "raise max_completion_length, so that answers can end."
+        yield Finding("start/cut_off", "fault", text, evidence, advice)
     elif equal >= HOPELESS:
         reward = row.get("reward")
         level = f" (mean {reward:.3g})" if isinstance(reward, int | float) else ""

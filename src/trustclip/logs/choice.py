@@ -21,12 +21,12 @@ class Choice:
 
     Args:
       columns: Which column says what, as in arm=model,seed=run,problem=id,sample=k,score=correct.
-        Further parts: step, task, family, and of (then the score is a count of right answers).
+        Further parts: step, task, family, and of (the number of answers; score counts the right).
       where: Read only rows with these values, as in filter=strict-match.
-      cluster: Column that names the family of a problem; or a sign such as -: then the part of its
-        id before the last such sign is its family; or numbers: then ids that differ only in their
-        numbers are one family. Families are the independent units of all tests.
-      right: Score from which on an answer is right; scores are shares from 0 to 1 when unset.
+      cluster: How problems form families, the independent units of all tests: a column that names
+        the family; a sign such as - (the part of the id before its last sign is the family); or
+        numbers (ids that differ only in their numbers are one family).
+      right: An answer is right from this score on; when unset, scores are shares from 0 to 1.
       curve: Compare this curve of TensorBoard, wandb or tables, one log for each run.
       by: What is compared of a curve, or of scores at several steps; name it before you look.
 

@@ -45,15 +45,14 @@ def read_run(path: Path) -> Run:
         remarks.append(f"{some(samples.odd)} is neither 0 nor 1 and was left out")
     if unreadable:
         remarks.append(
-            f"{unreadable} line{'s' * (unreadable > 1)} cannot be read and were left out; a kill "
-            "leaves such lines"
+            f"lines that cannot be read and were left out: {unreadable} (a kill leaves such lines)"
         )
     run = Run(
         path, config, summary, remarks, environment, metrics, evaluations, samples, _entry(path),
         marks=Marks.read(path),
     )  # fmt: skip
     if not run.finished:
-        remarks.insert(0, f"the run is unfinished: it has logged {run.last_step} updates so far")
+        remarks.insert(0, f"the run is unfinished (updates logged so far: {run.last_step})")
     elif run.silence:
         remarks.insert(0, "the run has logged neither an update nor an evaluation")
     return run
@@ -107,7 +106,7 @@ def _no_run_message(path: Path) -> str:
     hint = f" It contains run directories: {', '.join(inside[:5])}." if inside else ""
     return (
         f"{path} is neither a run directory (no config.yaml) nor a suite (no suite.yaml)."
-        f"{hint or f' Nor does it hold a log of another trainer: {looked_for()}.'}"
+        f"{hint or f' It holds no log of another trainer either: {looked_for()}.'}"
     )
 
 

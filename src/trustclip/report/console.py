@@ -248,7 +248,7 @@ def _draw(groups: Sequence[Group], compared: Sequence[Compared], path: Path) -> 
       ValueError: the file has another ending.
     """
     if path.suffix not in (".svg", ".pdf"):
-        raise ValueError(unknown("kind of figure", path.suffix, (".svg", ".pdf")))
+        raise ValueError(unknown("format", path.suffix, (".svg", ".pdf")))
     from trustclip.report.draw import figures
 
     figure = forest_figure(groups, compared)

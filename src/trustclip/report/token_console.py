@@ -135,7 +135,7 @@ def _facts(item: Judgement, constraint: str) -> str:
     parts = [
         f"update {row.update}" if row.update is not None else "",
         f"sampled after update {row.generated}" if row.generated is not None else "",
-        f"number {row.index}" if row.index is not None else "",
+        f"completion {row.index}" if row.index is not None else "",
         f"reward {row.reward:.4g}" if row.reward is not None else "",
         f"A {np.mean(row.advantage[row.mask]) if row.mask.any() else 0:.3g}",
         f"{len(row.logp)} tokens",
@@ -178,13 +178,13 @@ def visible(string: str) -> str:
 
 
 def _table(counts: _Counts, constraint: str) -> Table:
-    """The strings that are cut most; the lift is their cut share over that of all tokens."""
+    """The strings that are cut most, and how many times the average share that is."""
     tokens = counts.every.total()
     share = counts.cut.total() / max(tokens, 1)
     title = f"{constraint} cuts {percent(share, 2)} % of {tokens:,} tokens in "
     title += f"{counts.completions:,} completions"
     table = Table(title=title, title_justify="left", box=None, header_style="dim")
-    for name in ("string", "tokens", "cut", "of it, %", "lift"):
+    for name in ("string", "tokens", "cut", "cut %", "× average"):
         table.add_column(name, justify="left" if name == "string" else "right")
     for text, hits in counts.cut.most_common(_STRINGS):
         size = counts.every[text]

@@ -23,7 +23,8 @@ def unknown(kind: str, name: object, allowed: Iterable[str], intended: str | Non
     if len(names) > MANY:
         closest = get_close_matches(str(name), names, n=CLOSEST, cutoff=0.0)
         choices = f"{', '.join(closest)} and {len(names) - CLOSEST} others"
-    return f"unknown {kind} {name!r}{hint} Allowed: {choices}."
+    what, of, owner = kind.partition(" of ")
+    return f"unknown {what} {name!r}{of}{owner}{hint} Allowed: {choices}."
 
 
 def listed(text: str) -> list[str]:

@@ -149,7 +149,7 @@ def demo(settings: DemoSettings, console: Console) -> RunDirectory:
     folder = settings.output_dir or Path(by_first(lambda: str(_free_folder(default, settings))))
     announce(console, f"{_POLICIES[settings.model]} learns sums under {method.name}, in {folder}")
     run = run_recipe(demo_recipe(settings, folder), console)
-    for command, note in (("explain", "all that it did"), ("report", "a page with figures")):
+    for command, note in (("explain", "what the gate did"), ("report", "a page with figures")):
         announce(console, f"next: trustclip {command} {folder}   # {note}")
     return run
 

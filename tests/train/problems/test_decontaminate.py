@@ -198,7 +198,7 @@ def test_command_refuses_to_write_over_a_source(tmp_path):
         ({"write_clean": train}, "is a source"),
         ({"write_clean": tmp_path / "c.json"}, "are both"),
         ({"out": tmp_path}, "is a folder"),
-        ({"max_bad_rows": 0}, "1 bad rows, at most 0 allowed"),
+        ({"max_bad_rows": 0}, r"more bad rows than max_bad_rows allows \(0\)"),
     ]:
         with pytest.raises(ValueError, match=message):
             command(tmp_path, **options)()

@@ -298,13 +298,13 @@ def test_repeats_are_dropped_and_contradictions_quarantined(tmp_path, caplog):
         (4, "same problem with answers '1' and '2'"),
         (6, "same problem with answers '1' and '5'"),
     ]
-    assert "3 bad rows and 2 identical repeats" in caplog.text
+    assert "bad rows left out: 3; identical repeats left out: 2" in caplog.text
 
 
 def test_too_many_bad_rows_names_count_limit_and_first_reasons(tmp_path):
     source = write_jsonl(tmp_path / "set.jsonl", [GOOD] + [{"problem": n} for n in range(9)])
     quarantine = tmp_path / "run" / "quarantine.jsonl"
-    with pytest.raises(TooManyBadRows, match=r"4 bad rows, at most 3 allowed; .*line 2: "):
+    with pytest.raises(TooManyBadRows, match=r"than max_bad_rows allows \(3\): .*line 2: "):
         load_problems(source, max_bad_rows=3, quarantine=quarantine)
     assert len(quarantine.read_text().splitlines()) == 4
     assert len(load_problems(source, max_bad_rows=9)) == 1
@@ -330,9 +330,9 @@ def test_limit_cuts_the_good_rows_and_leaves_the_bad_ones(tmp_path):
 def test_source_without_a_good_row_is_an_error(tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.touch()
-    with pytest.raises(ValueError, match="no usable problem; it has no rows"):
+    with pytest.raises(ValueError, match="no usable problem: it has no rows"):
         load_problems(str(empty))
-    with pytest.raises(ValueError, match="no usable problem; the first: line 1: not an object"):
+    with pytest.raises(ValueError, match="the first bad row is line 1: not an object"):
         load_problems(write_jsonl(tmp_path / "one.jsonl", [1]))
 
 

@@ -5,7 +5,7 @@ from trustclip.cli.registry import Command
 _LABORATORY = "trustclip_lab.cli.laboratory"
 
 COMMANDS = {
-    "lab": Command(_LABORATORY, "methods on many seeds at once, of very small policies"),
+    "lab": Command(_LABORATORY, "methods on very small policies, many seeds at once"),
     "arena": Command(
         _LABORATORY,
         "constraints tuned alike and compared on fresh seeds of the lab",
@@ -16,6 +16,6 @@ COMMANDS = {
     "control": Command(_LABORATORY, "methods in PPO on Gymnasium environments, over seeds"),
     "paper": Command(_LABORATORY, "the ATR-GRPO paper's tables, audited"),
     "bench": Command(
-        _LABORATORY, "what a GPU settles: the head against others, in stages that resume"
+        _LABORATORY, "what trustclip costs on a GPU, next to others, in stages that resume"
     ),
 }

@@ -22,7 +22,7 @@ Methods on many seeds at once, of very small policies. The same command continue
 
 
 def lab(argv: Sequence[str]) -> None:
-    """``trustclip lab [FILE]``: methods on many seeds at once, of very small policies."""
+    """``trustclip lab [FILE]``: methods on very small policies, many seeds at once."""
     from trustclip.train.shipped import locate
     from trustclip_lab.stack import LabSettings, load, run_lab
 

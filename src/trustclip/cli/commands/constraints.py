@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -63,7 +64,7 @@ _HEADER = ("method", "what it does", "defaults", "trains in")
 def _row(name: str, cls: Any) -> tuple[str, str, str, str]:
     from trustclip.engines.limits import trains_in
 
-    first = (cls.__doc__ or "").strip().splitlines()[0].partition(": ")[2]
+    first = (cls.__doc__ or "").strip().splitlines()[0].partition(": ")[2].replace("``", "")
     defaults = ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(cls))
     return name, first, defaults, ", ".join(trains_in(cls()))
 
@@ -84,7 +85,7 @@ at the ends of its range. --plot FILE.svg draws the weight of a token's gradient
 its ratio; METHOD may be file.py:Class."""
 _CHECK = """\
 Find out whether METHOD is right: its gradient, its gate and what it declares are compared on
-small made-up batches. METHOD may be your own: file.py:Class. Exit status 1: it is wrong."""
+small made-up batches. METHOD may be your own: file.py:Class. Exit status 1: METHOD is wrong."""
 
 
 def method_of(argv: Sequence[str], command: str, does: str = "") -> trustclip.Method:
@@ -94,8 +95,8 @@ def method_of(argv: Sequence[str], command: str, does: str = "") -> trustclip.Me
     target_gate, share: 0.02}"]``. Where there is no method, the usage is printed, and the end.
     """
     if not argv or argv[0].startswith("-"):
-        usage = f"usage: trustclip {command} METHOD [--HYPER-PARAMETER VALUE ...]"
-        say(f"{usage}\n\n{does} Methods: {', '.join(trustclip.methods())}")
+        names = textwrap.fill(f"Methods: {', '.join(trustclip.methods())}.", 98)
+        say(f"usage: trustclip {command} METHOD [--HYPER-PARAMETER VALUE ...]\n\n{does}\n\n{names}")
         raise SystemExit(0 if argv else 2)
     from trustclip.constraints.base import method_class
 
@@ -121,9 +122,9 @@ def _say(found: Any) -> int:
 class Conform:
     """Whether the loss of any trainer has the gradient of a method, on batches made to be hard.
 
-    A few lines wrap the loss: a function that names what it takes, of logp, logp_old, advantages,
-    mask and logp_rollout, each [batch, time], and returns a scalar. The exit status is 1 where it
-    has another gradient.
+    Wrap the loss in a few lines: a function of any of logp, logp_old, advantages, mask and
+    logp_rollout, each [batch, time], that returns a scalar. The exit status is 1 if the loss has
+    another gradient.
     """
 
     function: Annotated[str, Positional(), Metavar("FILE.py:FUNCTION")]

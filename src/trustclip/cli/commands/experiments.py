@@ -175,9 +175,9 @@ def run(argv: Sequence[str]) -> int | None:
 RESUME_USAGE = """\
 usage: trustclip resume RUN [--max-steps N] [--NAME VALUE ...]
 
-Continue a run by the settings in its folder, whichever command began it; a finished one can be
-given more updates. With a constant learning rate it ends bit for bit as if it had had them from
-the start; with another schedule the command says what differs.
+Continue a run with the settings in its folder, whichever command began it. A finished run can
+get more updates: with a constant learning rate it ends bit for bit as if it had been given them
+from the start; with another schedule the command says what differs.
 
   --max-steps N  updates in total, more than the run had
   --NAME VALUE   a setting that no result depends on, e.g. --save-steps 10, or --rl.save-steps 10 if

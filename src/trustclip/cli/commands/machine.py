@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Doctor:
-    """Versions, devices, and whether a schedule lets a constraint act; or one of three checks:
-    --verl, --distributed, --sampler."""
+    """Versions, devices, and whether a schedule lets a constraint act; or one of three checks."""
 
     num_iterations: int = 1
-    """Passes over a generation (TRL's default)."""
+    """Passes over a generation; the default is TRL's."""
     steps_per_generation: int | None = None
     """Micro-batches per generation; gradient-accumulation-steps when unset (TRL's default)."""
     gradient_accumulation_steps: int = 1
@@ -29,7 +28,7 @@ class Doctor:
     method: str = "atr"
     """Name of the constraint."""
     verl: Annotated[tuple[str, ...], Metavar("FILE.yaml")] = ()
-    """Check a configuration of verl, resolved: its trainer prints it with --cfg job --resolve."""
+    """Check a resolved configuration of verl; its trainer prints one with --cfg job --resolve."""
     distributed: Annotated[tuple[str, ...], Metavar("RECIPE")] = ()
     """Check the processes of a job, started by the launcher that will train, against a recipe
     [--SECTION.NAME VALUE ...] or, without one, against options of trustclip rl."""
@@ -59,7 +58,7 @@ class Doctor:
             "platform": facts["platform"],
             "processor": facts["processor"],
             "devices": f"{', '.join(devices) or 'CPU only'} ({facts['processors']} processors)",
-            "schedule": f"{schedule.updates_per_generation:g} updates per generation",
+            "schedule": f"updates per generation: {schedule.updates_per_generation:g}",
             "can it act?": verdict,
         }
         for name, text in rows.items():

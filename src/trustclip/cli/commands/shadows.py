@@ -16,8 +16,8 @@ from trustclip.support.yaml_files import yaml_list
 class Shadow:
     """Which tokens of a run other methods would have cut.
 
-    --suggest METHOD prints the thresholds at which METHOD would have cut a share of the tokens, and
-    what stock TRL and verl call them; all thresholds are moved by one factor.
+    --suggest METHOD prints the threshold at which METHOD would have cut a share of the tokens, and
+    what stock TRL and verl call it. If METHOD has several thresholds, one factor moves them all.
     """
 
     logs: Argument[tuple[Path, ...]]
@@ -25,7 +25,7 @@ class Shadow:
     methods: str = "all"
     """Methods, such as "atr, {name: clip, epsilon: 0.1}"; or all for which the log has the data."""
     acting: str = "clip"
-    """Method to compare with, where the log does not record what acted."""
+    """Method to compare with, if the log does not record the acting one."""
     suggest: str = ""
     """Method whose threshold is sought, such as atr or "{name: clip_higher, high: 0.4}"."""
     share: float = 0.02

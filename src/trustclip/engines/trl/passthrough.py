@@ -124,7 +124,7 @@ def _unknown(name: str, fields: Collection[str], own: Collection[str]) -> str:
     """The error for an unknown field; one that the recipe sets itself may be meant."""
     near = nearest(name, {*fields, *own})
     if near in own:
-        return f"unknown field of GRPOConfig {name!r}; did you mean the recipe's own `rl.{near}`?"
+        return f"unknown field {name!r} of GRPOConfig; did you mean the recipe's own `rl.{near}`?"
     return unknown("field of GRPOConfig", name, fields)
 
 

@@ -60,13 +60,13 @@ def unchangeable(
             f"or choose another {elsewhere}."
         )
     if key == marks.extends:
-        more = f"a run that has begun may get more updates, not fewer ({stored.get(key)!r} so far)"
+        more = f"A run that has begun may get more updates, not fewer ({stored.get(key)!r} so far)"
     else:
         free = dict.fromkeys(name.rpartition(".")[2] for name in marks.neutral)
         names = ", ".join(name for name in free if name != "output_dir")
         longer = f"{marks.extends} upwards, and " if marks.extends else ""
-        more = f"of a run that has begun you may change {longer}{names}"
+        more = f"Of a run that has begun you may change {longer}{names}"
     return (
-        f"{path} holds a run with {key}={stored.get(key)!r}, not {current!r}; continue it with the "
-        f"same settings or choose another {elsewhere}: {more}."
+        f"{path} holds a run with {key}={stored.get(key)!r}, not {current!r}. Continue it with the "
+        f"same settings, or choose another {elsewhere}. {more}."
     )

@@ -82,7 +82,7 @@ def describe(world: World, stage: RLStage) -> Iterator[tuple[str, str]]:
     yield "an update", f"{batch * schedule.gradient_accumulation_steps} completions of all ranks"
     prompts = stage.samples * ranks / stage.num_generations
     yield "a generation", f"{stage.samples * ranks} completions of {prompts:g} prompts"
-    yield "schedule", f"{schedule.updates_per_generation:g} updates per generation"
+    yield "schedule", f"updates per generation: {schedule.updates_per_generation:g}"
 
 
 def errors(world: World, stage: RLStage) -> Iterator[str]:

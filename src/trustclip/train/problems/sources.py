@@ -130,9 +130,9 @@ def load_problems(
     problems = list(collector.problems.values())[:limit]
     bad_rows, duplicates = collector.bad_rows, collector.duplicates
     if not problems:
-        raise ValueError(f"{file}: no usable problem; {_first_reasons(bad_rows)}")
+        raise ValueError(f"{file} has no usable problem: {_first_reasons(bad_rows)}")
     if bad_rows or duplicates:
-        text = "%s: left out %d bad rows and %d identical repeats"
+        text = "%s: bad rows left out: %d; identical repeats left out: %d"
         _logger.warning(text, file, len(bad_rows), duplicates)
     if text_golds := sum(plain_text(problem.answer) is not None for problem in problems):
         _logger.warning("%s: %d golds are not mathematical: compared as text", file, text_golds)
@@ -155,8 +155,9 @@ def open_source(source: str, use: Use) -> tuple[str, str, HubSource, Rows]:
     if entry is None:
         raise ValueError(
             f"unknown problem source {source!r}{near_hint(source, HUB_SOURCES)}. Allowed: "
-            f"{', '.join(HUB_SOURCES)}, a file ({', '.join(SUFFIXES)}), or "
-            "a hub id owner/name, each with @SPLIT where it has splits"
+            f"{', '.join(HUB_SOURCES)}, a file ({', '.join(SUFFIXES)}), a hub id owner/name (each "
+            "with @SPLIT if it has splits), or, where problems may be generated, arithmetic, "
+            "word-sums, letter-counts, digit-sums."
         )
     stem = name if name in HUB_SOURCES else entry.path.rpartition("/")[2]
     rows = numbered(hub_rows(entry, entry.split(use)))
@@ -242,7 +243,7 @@ class _Collector:
         self.bad_rows.append(BadRow(self.file, line, reason, text[:START_CHARS]))
         if len(self.bad_rows) > self.max_bad_rows:
             raise TooManyBadRows(
-                f"{self.file}: {len(self.bad_rows)} bad rows, at most {self.max_bad_rows} allowed; "
+                f"{self.file} has more bad rows than max_bad_rows allows ({self.max_bad_rows}): "
                 f"{_first_reasons(self.bad_rows)}"
             )
 
@@ -260,4 +261,4 @@ def _first_reasons(bad_rows: list[BadRow]) -> str:
     if not bad_rows:
         return "it has no rows"
     first = "; ".join(f"line {row.line}: {row.reason:.200}" for row in bad_rows[:3])
-    return f"the first: {first}"
+    return f"the first bad row is {first}"

@@ -108,8 +108,8 @@ class Place:
     """What a command or a recipe runs on, where it writes, and from which seed."""
 
     model: str
-    """Folder or hub id of the model, "tiny" or "small" (made on the spot: 0.4 and 3 million
-    parameters), or the folder of a LoRA adapter (or ADAPTER+BASE)."""
+    """Folder or hub id of the model; "tiny" or "small" (made on the spot: 0.4 and 3 million
+    parameters); "smollm2"; or the folder of a LoRA adapter (or ADAPTER+BASE)."""
     output_dir: Annotated[Path, Neutral("where the files of the run are written")]
     """Run directory; the trained model is saved in its folder "final"."""
     seed: Seed = 0
@@ -119,8 +119,8 @@ class Place:
     changed_inputs: Annotated[bool, Neutral("the run records what of its inputs has changed")] = (
         False
     )
-    """Continue a stopped run although what its settings name has changed since: rows of a data
-    set, code of a reward or method, chat template, tokenizer, versions of packages."""
+    """Continue a stopped run even if one of its inputs has changed: rows of a data set, code of a
+    reward or method, chat template, tokenizer, versions of packages."""
 
 
 @checked
@@ -185,9 +185,9 @@ class Training(Problems):
     """Problems with answers, or with solutions to tune on: a file (a part of it: FILE@[:1000]), a
     hub id (NAME:CONFIG@SPLIT), or generated ones ("arithmetic", "word-sums", ...)."""
     exclude: Annotated[str, Since(before=NOTHING)] = OWN_TESTS
-    """Test problems to leave out of training where text and answer are the same: "tests" for those
-    of the recipe's evaluation, names of further test sets (tests,aime24), or "none". With "near"
-    (tests,near) reworded ones go too, and other problems of the same template."""
+    """Which test problems are left out of training, compared by text and answer: "tests" (those of
+    the recipe's evaluation), names of further test sets (tests,aime24), or "none". With "near"
+    (tests,near) reworded problems are left out too, and others of the same template."""
     lr_scheduler_type: ToTrl[RateSchedule] = "linear"
     """Learning-rate schedule."""
     weight_decay: ToTrl[NonNegative] = 1e-3
@@ -204,8 +204,8 @@ class Training(Problems):
         Saved,
         Neutral("what is written at the end; nothing is trained on it"),
     ] = "merged"
-    """With LoRA: write the merged model to final/, the adapter alone, or the model with the adapter
-    in final/adapter."""
+    """With LoRA, what final/ holds: the merged model, the adapter alone, or the merged model with
+    the adapter in final/adapter."""
     save_steps: _SaveSteps = 0
     """Updates between checkpoints; 0 saves one only when the run is interrupted."""
     save_total_limit: ToTrl[_SaveLimit] = 2
@@ -261,9 +261,9 @@ class RLStage(Training, EngineSettings, Rewarded):
     """
 
     reward: Rewards = "correct"
-    """1 for a correct final answer and 0 otherwise ("correct"); another built-in reward; a function
-    of your own, "file.py:function" or "package.module:function"; or a list of these, each
-    {name: ..., weight: ..., ARGUMENT: ...}. See docs/bring-your-own.md."""
+    """What a completion earns: "correct" (1 for a correct final answer, else 0); another built-in
+    reward; a function of yours, "file.py:function" or "package.module:function"; or a list of
+    these, each {name: ..., weight: ..., ARGUMENT: ...}. See docs/bring-your-own.md."""
     reward_noise: Annotated[float, Field(ge=0, le=0.5), NUMBER] = 0.0
     """Share of the answer rewards to invert; a repeated run inverts the same ones."""
     max_prompt_length: Count | None = None
@@ -279,7 +279,8 @@ class RLStage(Training, EngineSettings, Rewarded):
     steps_per_generation: ToTrl[Count | None] = None
     """Micro-batches per generation of samples; gradient-accumulation-steps when unset."""
     num_iterations: ToTrl[Count] = 2
-    """How often each generation is trained on. At 1 (and the default above) all ratios are 1."""
+    """How often each generation is trained on. At 1, and with steps-per-generation unset, every
+    ratio is 1 and no constraint can act."""
     max_steps: ToTrl[Annotated[Count, Extends()]] = 1000
     """Optimizer updates."""
     learning_rate: ToTrl[LearningRate] = 5e-6
@@ -310,7 +311,7 @@ class RLStage(Training, EngineSettings, Rewarded):
     tokens_every: Annotated[
         Whole, Neutral("how often tokens are recorded; nothing is trained on them")
     ] = 10
-    """Record the completions of one in this many updates, token by token; 0 records none."""
+    """Record the completions of one update in this many, token by token; 0 records none."""
     tokens_completions: Annotated[Count, Neutral("how many completions that records")] = 8
     """Maximum number of completions recorded per update, in the folder "tokens"."""
     tokens_megabytes: Annotated[Positive, Neutral("how much space that takes")] = 16.0
@@ -432,7 +433,7 @@ class TrySettings(Problems):
     max_tokens: Count = 256
     """Maximum completion length in tokens."""
     temperature: Positive = 1.0
-    """Sampling temperature; 1 is what training samples with."""
+    """Sampling temperature; training samples at 1."""
     top_p: UpToOne = 1.0
     """Nucleus-sampling mass."""
     seed: Seed = 0

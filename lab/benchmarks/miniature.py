@@ -214,10 +214,10 @@ def _gap(one: Compared) -> str:
     assert one.difference is not None
     d = one.difference
     p = "p < 0.001" if one.p_holm < 0.001 else f"p = {one.p_holm:.2g}"
-    return f"`{one.group.label}` {_interval(d)} ({p})"
+    return f"`{one.group.label}` {_told(d)} ({p})"
 
 
-def _interval(number: stats.Difference) -> str:
+def _told(number: stats.Difference | stats.Interval) -> str:
     return f"{percent(number.value)} {bracket(number.low, number.high)}".rstrip()
 
 
@@ -251,18 +251,14 @@ def _collapses(mini: Miniature) -> str:
     most = max(rates, key=lambda label: rates[label].value)
     stable = sum(not rate.value for rate in rates.values())
     more = rates[most].value > rates[NONE].value
-    highest = f" The highest is {_rate(rates[most])} (`{most}`)." if more else " No rate is higher."
+    highest = f" The highest is {_told(rates[most])} (`{most}`)." if more else " No rate is higher."
     return (
         f"**Collapses**, runs that ended below {percent(LEFT, 0)} % of their best evaluation: "
         f"{whole} of {len(mini.runs)}, none under {stable} of {len(rates)} constraints. In percent "
-        f"of the runs: {_rate(rates[REFERENCE])} with `{REFERENCE}`, {_rate(rates[TWIN])} with its "
-        f"rounded twin, {_rate(rates[NONE])} without any constraint.{highest} Rates of "
+        f"of the runs: {_told(rates[REFERENCE])} with `{REFERENCE}`, {_told(rates[TWIN])} with its "
+        f"rounded twin, {_told(rates[NONE])} without any constraint.{highest} Rates of "
         f"{mini.seeds} runs leave much open."
     )
-
-
-def _rate(rate: stats.Interval) -> str:
-    return _interval(vars(rate))
 
 
 def _best(mini: Miniature) -> str:
@@ -290,7 +286,7 @@ def _finals(group: Group) -> list[float]:
 
 def _way(mini: Miniature) -> str:
     differing = [
-        f"`{label}` {_interval(way.area_minus)}"
+        f"`{label}` {_told(way.area_minus)}"
         for label, way in sorted(mini.ways.items(), key=lambda one: _area(one[1]))
         if way.area_minus and way.area_minus.p <= 1 - LEVEL
     ]

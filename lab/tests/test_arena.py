@@ -160,7 +160,7 @@ WRONG = {
                              "controls": {}},
     "unknown shape 'mirored'": {"constraints": {**TINY["constraints"], "m": {
         "bounds_of": "atr", "shape": "mirored"}}},
-    "constraint with bounds of its own": {"constraints": {**TINY["constraints"], "m": {
+    "constraint with its own bounds": {"constraints": {**TINY["constraints"], "m": {
         "bounds_of": "twin"}}},
     "no ratio interval": {"constraints": {"full": {"name": "full_kl", "delta": [0.1, 0.2]},
                           "m": {"bounds_of": "full"}}, "contrasts": {}, "controls": {}},
@@ -168,7 +168,7 @@ WRONG = {
                                                       "divergence": "kl_old_new"}},
                                 "contrasts": {}, "controls": {}},
     "`depth` must divide": {"depths": {7: {}}, "axes": {}},
-    "unknown depth of the axis": {"axes": {"noise": {"task": "many", "depth": 3, "changes": {}}}},
+    "depth '3' of the axis": {"axes": {"noise": {"task": "many", "depth": 3, "changes": {}}}},
     "duplicate": {"learning_rates": [0.1, 0.1]},
     "the design without one": {"axes": {"main": {"task": "many", "depth": 8, "changes": {}}}},
     "did you mean 'tasks.many.reaches'?": {"tasks": {"many": {"reachs": 0.1}}},

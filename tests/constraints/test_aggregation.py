@@ -92,14 +92,6 @@ def test_dapo_counts_the_tokens_of_the_batch_when_not_told() -> None:
     )
 
 
-def test_a_loss_of_an_unknown_method() -> None:
-    for function in (tc.policy_loss, tc.coefficient):
-        with pytest.raises(ValueError, match="'atr'"):
-            function("art", small_batch())
-        with pytest.raises(ValueError, match="its name or a mapping"):
-            function(7, small_batch())  # type: ignore[arg-type]
-
-
 def test_unknown_aggregation() -> None:
     with pytest.raises(ValueError, match=r"aggregation 'drgrpo'.*'dr_grpo'"):
         tc.policy_loss(tc.method("atr"), small_batch(), aggregation="drgrpo", max_length=8)

@@ -206,7 +206,7 @@ def test_the_losses_of_an_engine_with_two_policies_train_in_it(engine: str, hook
     ("given", "words"),
     [
         (("prime_rl",), ["engine 'prime_rl'", "'prime-rl'"]),
-        (("verl", "gsppo"), ["loss of verl 'gsppo'", "'gspo'"]),
+        (("verl", "gsppo"), ["loss 'gsppo' of verl", "'gspo'"]),
         (("areal", "m2po"), ["no method", "budgets"]),
     ],
 )

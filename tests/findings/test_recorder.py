@@ -160,7 +160,7 @@ def test_a_folder_is_used_once(tmp_path):
     durable, _ = trainer_of(tmp_path / "run", tmp_path / "a", max_steps=2)
     with pytest.raises(ValueError, match="holds a finished run, and there is no checkpoint"):
         durable.train_durably()
-    with pytest.raises(ValueError, match=r"learning_rate=0\.003, not 0\.01; .* another folder"):
+    with pytest.raises(ValueError, match=r"learning_rate=0\.003, not 0\.01\. .* another folder"):
         trainer_of(tmp_path / "run", tmp_path / "d", max_steps=2, learning_rate=0.01)
     with pytest.raises(ValueError, match="has a trainer; make one for each"):
         trainer_of(tmp_path / "run", tmp_path / "e", max_steps=2, recorder=recorder)

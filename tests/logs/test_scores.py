@@ -212,8 +212,8 @@ def test_arms_without_seeds_are_independent_runs(tmp_path):
         paths.append(f"{name[0]}={written(tmp_path / f'{name}.csv', part)}")
     found = digits(compared(*paths)[0])
     assert found == digits(compared(written(tmp_path / "all.csv", unlike))[0])
-    means = [np.mean([r["score"] for r in unlike if r["arm"] == arm]) for arm in "ab"]
-    assert found[0][3].value == pytest.approx(means[1] - means[0])
+    means = [np.mean([float(r["score"]) for r in unlike if r["arm"] == arm]) for arm in "ab"]
+    assert found[0][3] and found[0][3].value == pytest.approx(means[1] - means[0])
 
 
 def test_a_curve_is_one_number_by_the_rule_that_was_named(tmp_path):

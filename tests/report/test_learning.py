@@ -115,7 +115,8 @@ def test_differences_of_areas_are_paired_and_corrected(suite):
     runs = {group.label: group.runs for group in groups}
     answers, strata = tallies([run for label in SPECS for run in runs[label]])
     assert answers is not None
-    clip, base, none = map(stats.Tally, np.split(answers.right, 3), np.split(answers.total, 3))
+    thirds: Any = zip(np.split(answers.right, 3), np.split(answers.total, 3), strict=True)
+    clip, base, none = (stats.Tally(*third) for third in thirds)
     own = [stats.paired_difference(one, base, strata, same_seeds=True).p for one in (clip, none)]
     assert [gap.p for gap in gaps] == stats.holm(own).tolist()
     # Three seeds alone cannot be further from chance than their signs.

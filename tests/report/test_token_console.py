@@ -54,7 +54,7 @@ def test_the_worst_come_first_with_their_cut_tokens_in_brackets(path, constraint
     method = None if constraint == OWN else tc.method(constraint)
     items = [item for row in read_tokens(path) if (item := judge(row, method))]
     items = sorted(items, key=lambda item: -item.share)[:4]
-    numbers = [int(n) for n in re.findall(r"number (\d+),", text)]
+    numbers = [int(n) for n in re.findall(r"completion (\d+),", text)]
     assert numbers == [item.row.index for item in items]
     assert text.count("⟦") == sum(int(item.cut.sum()) for item in items)
     assert f"% cut by {constraint}" in text and "<think>" in text
@@ -79,7 +79,7 @@ def test_the_strings_cut_most_often_are_counted_over_all_completions(path):
 
 def test_of_one_update_the_first(path):
     text = printed(path, update=11, count=2)
-    assert [int(n) for n in re.findall(r"number (\d+),", text)] == [1, 4]
+    assert [int(n) for n in re.findall(r"completion (\d+),", text)] == [1, 4]
     assert "in 8 completions" in text
     assert "update 11, sampled after update " in text
     with pytest.raises(ValueError, match=r"no tokens of update 12; recorded: 1, 11, 21\."):

@@ -5,15 +5,15 @@ In one file because the traits and the members of `Method` are one contract.
 
 import enum
 import importlib
+import inspect
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
-import torch
 from torch import Tensor
 
 from trustclip.constraints import gates, intervals
@@ -347,7 +347,8 @@ def method_class(name: str) -> type[Method]:
         cls = import_object(name, "method")
         if not (isinstance(cls, type) and issubclass(cls, Method)):
             raise ValueError(f"{name!r} is no subclass of trustclip.Method.")
-        if cls.__abstractmethods__ or "__dataclass_fields__" not in vars(cls):
+        left_out = inspect.get_annotations(cls) and "__dataclass_fields__" not in vars(cls)
+        if cls.__abstractmethods__ or left_out or not is_dataclass(cls):
             raise ValueError(f"{name!r} needs `surrogate` and the decorator @tc.definition.")
         return cls
     name, _ = ALIASES.get(name, (name, {}))
@@ -416,7 +417,6 @@ def need_p_old(p_old: Tensor | None, name: str) -> Tensor:
     """
     if p_old is None:
         raise ValueError(f"the interval of {name!r} depends on the token: give `p_old`.")
-    p_old = torch.as_tensor(p_old, dtype=torch.float64)
     if not ((p_old > 0) & (p_old <= 1)).all():
         raise ValueError(f"`p_old` must be probabilities in (0, 1], got {p_old.tolist()}.")
-    return p_old
+    return p_old.double()

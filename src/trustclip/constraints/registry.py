@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
+import torch
 from pydantic import BeforeValidator, InstanceOf
 from torch import Tensor
 
@@ -112,14 +113,15 @@ Part = Annotated[InstanceOf[Method], BeforeValidator(as_method)]
 
 def interval(
     spec: "Method | str | Mapping[str, Any]",
-    p_old: Tensor | None = None,
+    p_old: Tensor | float | None = None,
     **hyperparameters: Any,
 ) -> tuple[Tensor | float, Tensor | float]:
     """The ratio interval in which the gate of a method never closes, in float64.
 
     Args:
       spec: the constraint, its name, or a mapping; see `as_method`.
-      p_old: old probability of each token, for methods whose bounds depend on it. Any shape.
+      p_old: old probability of each token, for methods whose bounds depend on it: any
+        shape, or one number.
       **hyperparameters: for a name.
 
     Returns:
@@ -134,8 +136,9 @@ def interval(
       (0.67097173825, 1.422216736276)
     """
     chosen = as_method({"name": spec, **hyperparameters} if hyperparameters else spec)
+    given = None if p_old is None else torch.as_tensor(p_old)
     low, high = (
         bound.double().exp() if isinstance(bound, Tensor) else ratio(bound)
-        for bound in chosen.log_interval(p_old)
+        for bound in chosen.log_interval(given)
     )
     return low, high

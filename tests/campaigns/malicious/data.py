@@ -82,7 +82,7 @@ def row_without_an_answer(folder):
     return ["eval", "--grade", problems(folder, {"response": None, "gold": "1"})]
 
 
-@artefact(2, "101 bad rows")
+@artefact(2, "more bad rows than max_bad_rows allows")
 def data_set_whose_rows_control_the_terminal(folder):
     rows = [{"problem": CONTROLS, CONTROLS: CONTROLS} for _ in range(200)]
     return ["sft", "--model", "tiny", "--dataset", problems(folder, *rows),

@@ -80,7 +80,7 @@ def test_a_clock_that_jumps_is_no_time_spent(tmp_path, monkeypatch):
 def test_a_setting_that_a_run_has_otherwise_is_told_with_both_values(tmp_path):
     RunDirectory(tmp_path, "rl", settings(tmp_path)).summarize({})
     with pytest.raises(
-        ValueError, match=r"replay=False, not True; .* max_steps upwards, and changed_inputs"
+        ValueError, match=r"replay=False, not True\. .* max_steps upwards, and changed_inputs"
     ):
         RunDirectory.resumed(tmp_path, "rl", settings(tmp_path, replay=True))
     with pytest.raises(ValueError, match="command='rl', not 'eval'"):

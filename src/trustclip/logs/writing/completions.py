@@ -38,9 +38,8 @@ class Completions:
 
     def _rows(self, generation: Any) -> Iterator[dict[str, Any]]:
         for place, index in enumerate(generation.index):
-            problem = problem_of(generation.rows[place])
-            parts = {name: values[place] for name, values in generation.rewards.items()}
-            rewards = {name: None if math.isnan(v) else v for name, v in parts.items()}
+            row = generation.rows[place]
+            problem = problem_of(row)
             yield {
                 "stage": "rl",
                 "step": generation.step,
@@ -49,9 +48,17 @@ class Completions:
                 "gold": problem["answer"] or None,
                 "response": text_of(generation.completions[place]),
                 "tokens": len(generation.tokens[place]),
-                "reward": generation.total[place],  # the sum that is trained on
-                **({"rewards": rewards} if len(rewards) > 1 else {}),
+                **self._reward_row(generation, place, row),
             }
+
+    def _reward_row(self, generation: Any, place: int, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Columns of the reward: the sum that is trained on, and its parts if there are several."""
+        parts = {name: values[place] for name, values in generation.rewards.items()}
+        several = {name: None if math.isnan(v) else v for name, v in parts.items()}
+        return {
+            "reward": generation.total[place],
+            **({"rewards": several} if len(parts) > 1 else {}),
+        }
 
 
 def problem_of(row: Mapping[str, Any]) -> dict[str, str]:

@@ -6,9 +6,9 @@ import structure
 #: Part -> (lines that it may have today, lines that it is on the way to). A ceiling only falls:
 #: whoever takes lines away lowers it, and none is above its goal in the end.
 BUDGETS = {
-    "library": (36_131, 27_000),
+    "library": (35_806, 27_000),
     "train": (13_000, 13_000),
-    "cli": (1_900, 1_700),
+    "cli": (1_899, 1_700),
     "lab": (8_500, 8_500),
     "tests": (45_000, 45_000),
 }

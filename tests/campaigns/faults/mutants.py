@@ -101,14 +101,13 @@ markers = ["slow: takes more than a few seconds"]
 _QUICK_FIRST = """
 
 def pytest_collection_modifyitems(items):
-    import functools
-    import gc
     import json
     import pathlib
+    import sys
 
-    for one in gc.get_objects():
-        if isinstance(one, functools._lru_cache_wrapper) and one.__module__.startswith("trustclip"):
-            one.cache_clear()
+    for module in [module for name, module in sys.modules.items() if name.startswith("trustclip")]:
+        for value in [*vars(module).values()]:
+            getattr(value, "cache_clear", int)()
     known = pathlib.Path("mutmut-stats.json")
     times = json.loads(known.read_text())["duration_by_test"] if known.exists() else {}
     items.sort(key=lambda item: times.get(item.nodeid, 0.0))

@@ -160,7 +160,7 @@ WRONG = {
                              "controls": {}},
     "unknown shape 'mirored'": {"constraints": {**TINY["constraints"], "m": {
         "bounds_of": "atr", "shape": "mirored"}}},
-    "constraint with its own bounds": {"constraints": {**TINY["constraints"], "m": {
+    "constraint with bounds of its own": {"constraints": {**TINY["constraints"], "m": {
         "bounds_of": "twin"}}},
     "no ratio interval": {"constraints": {"full": {"name": "full_kl", "delta": [0.1, 0.2]},
                           "m": {"bounds_of": "full"}}, "contrasts": {}, "controls": {}},

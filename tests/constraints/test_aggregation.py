@@ -44,7 +44,8 @@ def test_a_number_that_an_aggregation_does_not_read_is_refused(
 ) -> None:
     if name == rule:
         return
-    with pytest.raises(ValueError, match=f"`{number}` is for the .* '{rule}', .*: leave it out"):
+    said = f"`{number}` is for the aggregation '{rule}', and '{name}' does not read it: leave it"
+    with pytest.raises(ValueError, match=said):
         tc.policy_loss("atr", small_batch(), name, **{number: 8})
 
 
@@ -67,11 +68,18 @@ def test_aggregation_against_loops(lengths: list[int], values: list[float]) -> N
         (aggregate("sequence_mean", x, mask), statistics.fmean(map(statistics.fmean, rows))),
         (aggregate("dr_grpo", x, mask, max_length=6), total / (6 * len(lengths))),
         (aggregate("dr_grpo", x, mask, max_length=1), total / len(lengths)),
+        (aggregate("dapo", x, mask), total / sum(lengths)),
         (aggregate("dapo", x, mask, total_tokens=50), total / 50),
         (aggregate("dapo", x, mask, total_tokens=1), total),
         (aggregate("dapo", x, mask, total_tokens=torch.tensor(1)), total),
     ):
         assert got.item() == pytest.approx(want, rel=1e-12, abs=1e-12)
+
+
+def test_micro_batches_of_dapo_add_up_to_the_token_mean() -> None:
+    rows = zip(VALUES.split(1), MASK.split(1), strict=True)
+    parts = [aggregate("dapo", x, mask, total_tokens=7).item() for x, mask in rows]
+    assert sum(parts) == pytest.approx(aggregate("token_mean", VALUES, MASK).item())
 
 
 # The loss --------------------------------------------------------------------------------------
@@ -83,13 +91,6 @@ def small_batch(**changes: object) -> tc.TokenBatch:
     signs = torch.tensor([[1.0], [-1.0], [1.0]], dtype=DOUBLE).expand(3, 4)
     given = {"logp": logp_old + x, "logp_old": logp_old, "advantages": signs, "mask": MASK}
     return tc.TokenBatch(**{**given, **changes})  # type: ignore[arg-type]
-
-
-def test_dapo_counts_the_tokens_of_the_batch_when_not_told() -> None:
-    batch, method = small_batch(), tc.method("clip")
-    assert torch.equal(
-        tc.policy_loss(method, batch, "dapo").value, tc.policy_loss(method, batch).value
-    )
 
 
 def test_unknown_aggregation() -> None:

@@ -200,7 +200,6 @@ def test_another_threshold_shows_at_the_token_between_the_two() -> None:
 @pytest.mark.parametrize(
     ("meant", "other"),
     [
-        ("clip(0.2)", "clip(0.22)"),
         ("atr(0.07)", "atr(0.08)"),
         ("gspo(0.2, 0.2)", "gspo(0.2, 0.3)"),
         ("gspo(3e-4, 4e-4)", "gspo(3e-4, 5e-4)"),

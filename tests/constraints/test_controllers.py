@@ -45,7 +45,7 @@ def test_until_it_moves_it_is_the_method() -> None:
     ("name", "hyperparameters", "words"),
     [
         ("atr", {"delta": {"controller": "target_gat"}}, "did you mean 'target_gate'"),
-        ("atr", {"delta": {**GATE, "shre": 1}}, "'shre' of .*; did you mean 'share'"),
+        ("atr", {"delta": {**GATE, "shre": 1}}, "'shre' of .* target_gate; did you mean 'share'"),
         ("atr", {"delta": {"controller": "target_gate"}}, "needs `share`"),
         ("atr", {"delta": {**GATE, "share": 1.5}}, r"`share` must be in \(0, 1\), got 1.5"),
         ("atr", {"delta": {**GATE, "rate": 0}}, "`rate` should be greater than 0"),

@@ -108,10 +108,6 @@ def test_bernoulli_kl_counts_what_no_sampler_draws_as_e_to_minus_300(logp: float
     assert got == want
 
 
-def test_offsets_to_ratio_zero_have_no_lower_bound() -> None:
-    assert intervals.log_offsets(1.0, 0.2) == (-math.inf, math.log(1.2))
-
-
 def test_thresholds_that_differ_from_token_to_token() -> None:
     each = doubles(0.02, 0.3, 0.9)
     functions: tuple[Any, ...] = (
@@ -131,6 +127,7 @@ def test_interval_by_name() -> None:
         (0.670971738250, 1.422216736280), abs=1e-11
     )
     assert tc.interval("clip") == pytest.approx((0.8, 1.2), rel=1e-15)
+    assert intervals.log_offsets(1.0, 0.2) == (-math.inf, math.log(1.2))
     assert tc.interval("clip_higher") == pytest.approx((0.8, 1.28), rel=1e-15)
     assert tc.interval("kl1") == pytest.approx((math.exp(-0.07), math.exp(0.07)))
     assert tc.interval("kl1", sign="kl_old_new") == pytest.approx((math.exp(-0.07), math.inf))

@@ -98,7 +98,7 @@ def test_the_floor_of_a_model_is_what_its_own_passes_differ_by() -> None:
         sequences=sequences,
     )
     before = {name: p.clone() for name, p in model.named_parameters()}
-    found = floor_of(model, pairs, temperature=0.7)
+    found = floor_of(model, pairs, temperature=2.0)
     assert found.keys() == WAYS.keys()
     assert all(len(d) == tokens and d.isfinite().all() for d in found.values())
     assert found["batch"].abs().max() < 1e-4 and found["head"].abs().max() < 1e-4
@@ -108,12 +108,12 @@ def test_the_floor_of_a_model_is_what_its_own_passes_differ_by() -> None:
         assert torch.equal(p, before[name]) and p.dtype == before[name].dtype
     row = torch.tensor([[*sequences[2][0], *sequences[2][1]]])
     with torch.no_grad():
-        half = model.eval().to(torch.bfloat16)(row).logits[0, 6:-1].float().div(0.7).log_softmax(-1)
+        half = model.eval().to(torch.bfloat16)(row).logits[0, 6:-1].float().div(2).log_softmax(-1)
         model.float().load_state_dict(before, strict=False)
-        full = model(row).logits[0, 6:-1].div(0.7).log_softmax(-1)
+        full = model(row).logits[0, 6:-1].div(2).log_softmax(-1)
     chosen = torch.tensor(sequences[2][1])[:, None]
     d = (half.gather(1, chosen) - full.gather(1, chosen))[:, 0]
-    assert torch.allclose(found["precision"][pairs.completion == 2].float(), d, atol=7e-3)
+    assert torch.allclose(found["precision"][pairs.completion == 2].float(), d, atol=5e-3)
 
 
 def test_a_floor_that_cannot_be_measured_leaves_the_comparison(monkeypatch) -> None:

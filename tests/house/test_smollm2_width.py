@@ -120,6 +120,13 @@ def test_other_tables_have_other_verdicts(tmp_path: Path) -> None:
     assert words(changed(made(tmp_path / "held"), exchanged))["H4"] == "refuted"
 
 
+def test_every_verdict_follows_from_the_corrected_p_alone() -> None:
+    given = [(0.1, 1, 0.01, 0.9), (-0.1, 1, 0.01, 0.9), (-0.1, 0, 0.01, 0.9),
+             (0.01, 1, 0.01, 0.04), (0.1, 1, 0.06, 0.9), (-0.6, -1, 0.01, math.nan)]  # fmt: skip
+    words = ["confirmed", "refuted", "confirmed", "equivalent", "open", "confirmed"]
+    assert [report._word(*one) for one in given] == words
+
+
 def test_the_fit_is_the_least_squares_fit() -> None:
     for a in (-0.4, 0.0, 0.62, 1.3):
         u = np.array([math.log(r) + a * math.log(w) for w in report.WIDTHS for r in report.RATES])

@@ -260,6 +260,7 @@ def test_offline_runs_of_wandb_are_curves(tmp_path, monkeypatch):
             areas[arm, seed] = np.trapezoid(values) / 5
             given = next(folder.glob("wandb/offline-run-*")) if seed else folder
             paths.append(f"{arm}@{seed}={given}")
+    wandb.teardown()  # waits for its service, which writes the files, to end
     (found,), _ = compared(*paths, curve="val/acc", by="area")
     gaps = [areas["b", seed] - areas["a", seed] for seed in range(3)]
     assert gap(found).value == pytest.approx(np.mean(gaps))

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from durable_runs import cut, differences, grpo
+from durable_runs import cut_everywhere, differences, grpo
 from patience import NEVER
 
 from trustclip.train.durable.ranks import leave
@@ -119,17 +119,8 @@ def ranks(folder: Path) -> None:
     settings |= {"save_total_limit": None}
     whole = grpo(folder / "whole", **settings)
     assert whole.train_durably()
-    accelerator, first = whole.accelerator, whole.accelerator.is_main_process
-    found = []
-    for step in range(1, 6):
-        if first:
-            cut(folder / "whole", folder / f"cut-{step}", step)
-        accelerator.wait_for_everyone()
-        trainer = grpo(folder / f"cut-{step}", **settings)
-        torch.manual_seed(99)
-        assert trainer.train_durably()
-        if first:
-            found += differences(folder / "whole", folder / f"cut-{step}", after=step)
+    first = whole.accelerator.is_main_process
+    found = cut_everywhere(whole, folder, settings)
 
     stopped = grpo(folder / "stopped", **settings)
     reward = stopped.reward_funcs[0]

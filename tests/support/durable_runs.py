@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,21 @@ def cut(source: Path, target: Path, step: int) -> Path:
     name = f"checkpoints/step-{step:06d}"
     shutil.copytree(source / name, target / name)
     return target
+
+
+def cut_everywhere(whole: Any, folder: Path, settings: Mapping[str, Any]) -> list[str]:
+    """Differences, told to the first rank, of a run of 6 updates that is cut after each."""
+    accelerator, found = whole.accelerator, []
+    for step in range(1, 6):
+        if accelerator.is_main_process:
+            cut(folder / "whole", folder / f"cut-{step}", step)
+        accelerator.wait_for_everyone()
+        trainer = grpo(folder / f"cut-{step}", **settings)
+        torch.manual_seed(99)
+        assert trainer.train_durably()
+        if accelerator.is_main_process:
+            found += differences(folder / "whole", folder / f"cut-{step}", after=step)
+    return found
 
 
 def differences(a: Path, b: Path, after: int) -> list[str]:

@@ -23,7 +23,7 @@ import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 from durable_processes import SETTINGS
-from durable_runs import cut, differences, grpo
+from durable_runs import cut_everywhere, grpo
 
 from trustclip.train.durable import saving
 from trustclip.train.durable.store import CheckpointError
@@ -83,17 +83,7 @@ def cuts(folder: Path, kind: str) -> dict[str, Any]:
     settings = settings_of(kind)
     whole = grpo(folder / "whole", **settings)
     assert whole.train_durably()
-    accelerator, found = whole.accelerator, []
-    for step in range(1, 6):
-        if accelerator.is_main_process:
-            cut(folder / "whole", folder / f"cut-{step}", step)
-        accelerator.wait_for_everyone()
-        trainer = grpo(folder / f"cut-{step}", **settings)
-        torch.manual_seed(99)
-        assert trainer.train_durably()
-        if accelerator.is_main_process:
-            found += differences(folder / "whole", folder / f"cut-{step}", after=step)
-    return {**told_of(whole), "different": found}
+    return {**told_of(whole), "different": cut_everywhere(whole, folder, settings)}
 
 
 def train(folder: Path, kind: str, changes: str = "{}") -> dict[str, Any]:

@@ -80,7 +80,7 @@ def parse(
     for name in changes if make is build else ():
         if path_of(name, short).partition(".")[0] not in fields_of(cls):
             flags = ["--help", *(flag for o in options if not o.positional for flag in o.flags)]
-            raise ValueError(unknown(f"option of {command}", f"--{name.replace('_', '-')}", flags))
+            raise ValueError(unknown("option", f"--{name.replace('_', '-')}", flags, of=command))
     return make(cls, content, Source(changes=changes, aliases=short))
 
 

@@ -174,7 +174,7 @@ def _named(loss: LossFunction) -> set[str]:
     parameters = inspect.signature(loss).parameters.values()
     names = {one.name for one in parameters if one.default is one.empty or one.name in allowed}
     for name in sorted(names.difference(allowed)):
-        raise ValueError(unknown("argument of the loss", name, allowed))
+        raise ValueError(unknown("argument", name, allowed, of="the loss"))
     return names
 
 

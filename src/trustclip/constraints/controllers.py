@@ -259,7 +259,7 @@ def controller(name: str, **settings: Any) -> Controller:
     allowed = [*own, *shared]
     for key in settings:
         if key not in allowed:
-            raise ValueError(unknown(f"setting of controller {name}", key, allowed))
+            raise ValueError(unknown("setting", key, allowed, of=f"controller {name}"))
     missing = [k for k, p in own.items() if p.default is p.empty and k not in settings]
     if missing:
         raise ValueError(f"controller {name} needs `{missing[0]}`.")

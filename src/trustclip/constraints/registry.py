@@ -37,7 +37,7 @@ def method(name: str, **hyperparameters: Any) -> Method:
     allowed = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     for key in hyperparameters:
         if key not in allowed:
-            raise ValueError(unknown(f"hyper-parameter of {name}", key, allowed))
+            raise ValueError(unknown("hyper-parameter", key, allowed, of=name))
     try:
         fixed, controllers = split(cls, hyperparameters, preset)
         inner = cls(**fixed)
@@ -120,8 +120,7 @@ def interval(
 
     Args:
       spec: the constraint, its name, or a mapping; see `as_method`.
-      p_old: old probability of each token, for methods whose bounds depend on it: any
-        shape, or one number.
+      p_old: old probabilities, a tensor or one number, for methods whose bounds depend on them.
       **hyperparameters: for a name.
 
     Returns:

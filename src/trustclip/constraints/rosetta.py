@@ -110,7 +110,7 @@ def preset(engine: str, loss: str | None = None) -> Method:
     losses = {row.name: row for row in ENGINES[engine].rows}
     name = next(iter(losses)) if loss is None else loss
     if name not in losses:
-        raise ValueError(unknown(f"loss of {ENGINES[engine].title}", name, losses))
+        raise ValueError(unknown("loss", name, losses, of=ENGINES[engine].title))
     row = losses[name]
     if row.method is None:
         raise ValueError(f"no method has the gradient of {engine}'s {name!r}: {row.note}.")

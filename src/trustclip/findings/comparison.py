@@ -35,6 +35,7 @@ class Compared:
       disputed: whether only one of the two differences is significant; there is no verdict then.
     """
 
+    name: str
     group: Group
     reference: Group
     metric: str
@@ -48,7 +49,6 @@ class Compared:
     detectable: float = nan
     counted: stats.Difference | None = None
     disputed: bool = False
-    name: str = ""
 
     @property
     def resolved(self) -> bool:
@@ -174,17 +174,16 @@ def compare(groups: Sequence[Group], kind: str = "mean") -> list[Compared]:
     counted = [None if pair.obstacle else pair.with_lost(kind) for pair in pairs]
     adjusted = holm(differences)
     family = sum(one is not None for one in differences)
+    labels = names([pair.group for pair in pairs])
     found = [
-        _comparison(pair, kind, difference, p, family)
-        for pair, difference, p in zip(pairs, differences, adjusted, strict=True)
+        _comparison(pair, name, kind, difference, p, family)
+        for pair, name, difference, p in zip(pairs, labels, differences, adjusted, strict=True)
     ]
     again = holm([second or first for first, second in zip(differences, counted, strict=True)])
-    found = [
+    return [
         one if second is None else _with_lost(one, second, p)
         for one, second, p in zip(found, counted, again, strict=True)
     ]
-    labels = names([pair.group for pair in pairs])
-    return [replace(one, name=name) for one, name in zip(found, labels, strict=True)]
 
 
 def holm(differences: Sequence[stats.Difference | None]) -> list[float]:
@@ -230,10 +229,10 @@ def _at_one_k(pairs: Sequence[_Pair]) -> list[_Pair]:
 
 
 def _comparison(
-    pair: _Pair, kind: str, difference: stats.Difference | None, p: float, family: int
+    pair: _Pair, name: str, kind: str, difference: stats.Difference | None, p: float, family: int
 ) -> Compared:
     if difference is None:
-        return Compared(pair.group, pair.reference, kind, 0, None, None, nan, pair.obstacle)
+        return Compared(name, pair.group, pair.reference, kind, 0, None, None, nan, pair.obstacle)
     arms = (pair.group.label, pair.reference.label)
     level = 1 - (1 - LEVEL) / family
     detectable = nan
@@ -244,7 +243,7 @@ def _comparison(
         detectable = budget.detectable
         sentence = stats.verdict(replace(difference, p=p), budget, names=arms, level=LEVEL)
     return Compared(
-        pair.group, pair.reference, pair.metric(kind), pair.many, pair.step, difference, p,
+        name, pair.group, pair.reference, pair.metric(kind), pair.many, pair.step, difference, p,
         sentence, pair.same_seeds, pair.identical, detectable,
     )  # fmt: skip
 

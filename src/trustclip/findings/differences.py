@@ -56,9 +56,8 @@ def headline(
     signs = [sign.text for group in groups for run in group.runs for sign in start.of_run(run)]
     scored = [group for group in groups if group.scored]
     if scored and (change := gain(scored[0])):
-        return " ".join(
-            [_sentence(_gain_sentence(scored[0], change)), *signs[: not significant(change.p)]]
-        )
+        told = _sentence(_gain_sentence(scored[0], change))
+        return told if significant(change.p) else " ".join([told, *signs[:1]])
     if scored and (e := scored[0].estimate(None, scored[0].metrics[0])):
         return _sentence(_level(scored[0], e))
     if all(run.log for group in groups for run in group.runs):

@@ -47,7 +47,7 @@ class Choice:
         pairs = _pairs(self.columns, "columns")
         for part in pairs:
             if part not in PARTS:
-                raise ValueError(unknown("part of a score", part, PARTS))
+                raise ValueError(unknown("part", part, PARTS, of="a score"))
         if self.by not in get_args(Rule):
             raise ValueError(unknown("rule for a curve", self.by, get_args(Rule)))
         return pairs

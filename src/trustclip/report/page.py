@@ -50,11 +50,7 @@ def write_page(folder: Path, title: str) -> str:
 
 
 def build(
-    runs: Sequence[Path],
-    out: Path,
-    *,
-    reaches: float | None = None,
-    choice: Choice | None = None,
+    runs: Sequence[Path], out: Path, *, reaches: float | None = None, choice: Choice | None = None
 ) -> list[Path]:
     """Build the report of runs: ``index.html``, ``tables.*`` and ``figures/``.
 

@@ -9,12 +9,16 @@ MANY, CLOSEST = 48, 6
 LIKE = 0.6
 
 
-def unknown(kind: str, name: object, allowed: Iterable[str], intended: str | None = None) -> str:
+def unknown(
+    kind: str, name: object, allowed: Iterable[str], intended: str | None = None, of: str = ""
+) -> str:
     """Sentence for an unknown name, with the nearest right one, or the intended one ("": none).
 
     Example:
       >>> unknown("method", "art", ["atr", "clip"])
       "unknown method 'art'; did you mean 'atr'? Allowed: atr, clip."
+      >>> unknown("setting", "shre", ["share"], of="target_gate")
+      "unknown setting 'shre' of target_gate; did you mean 'share'? Allowed: share."
     """
     names = sorted(allowed)
     near = nearest(name, names) if intended is None else intended
@@ -23,8 +27,8 @@ def unknown(kind: str, name: object, allowed: Iterable[str], intended: str | Non
     if len(names) > MANY:
         closest = get_close_matches(str(name), names, n=CLOSEST, cutoff=0.0)
         choices = f"{', '.join(closest)} and {len(names) - CLOSEST} others"
-    what, of, owner = kind.partition(" of ")
-    return f"unknown {what} {name!r}{of}{owner}{hint} Allowed: {choices}."
+    owner = f" of {of}" if of else ""
+    return f"unknown {kind} {name!r}{owner}{hint} Allowed: {choices}."
 
 
 def listed(text: str) -> list[str]:

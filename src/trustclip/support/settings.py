@@ -159,9 +159,10 @@ def validated(cls: type, content: Mapping[str, Any], rules: Rules) -> tuple[Any,
             section = section or _partial(section_class, values, invalid)
             settings = settings if name else section
             # What involves an invalid value is not complained about twice.
+            found = () if section is None else rules.complaints(section)
             errors += [
                 ((*place, *where), text)
-                for where, text in (() if section is None else rules.complaints(section))
+                for where, text in found
                 if not invalid & {*where, *rules.depends.get(where[0], ())}
             ]
     return settings, errors

@@ -141,7 +141,7 @@ def preset(command: str, name: str) -> dict[str, Any]:
     """
     presets = PRESETS.get(command, {})
     if name not in presets:
-        raise ValueError(unknown(f"preset of {command}", name, presets))
+        raise ValueError(unknown("preset", name, presets, of=command))
     recipe, _ = load_yaml(TINY_RECIPE)
     section = {key: value for key, value in recipe[command].items() if key != "every"}
     return {

@@ -271,15 +271,19 @@ def test_no_main_guard_is_needed_and_workers_do_not_outlive_a_killed_trainer(tmp
     until(lambda: not alive(pid))
 
 
+def right_in_a_fork(verifier):
+    child = os.fork()
+    if child == 0:
+        right = equal(verifier, "3", r"\frac{9}{3}")
+        verifier.close()
+        os._exit(0 if right else 1)
+    return os.waitpid(child, 0)[1] == 0
+
+
 def test_a_forked_copy_neither_uses_nor_kills_its_parents_workers(verifier):
     verifier.score(["3", "4"], [r"\boxed{\frac{6}{2}}", r"\boxed{\frac{8}{2}}"])  # both run
     hosts = [worker._process.pid for worker in verifier._pool._workers]
-    child = os.fork()
-    if child == 0:
-        right = equal(verifier, "3", r"\frac{6}{2}")
-        verifier.close()
-        os._exit(0 if right else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    assert right_in_a_fork(verifier)
     assert verifier.score(["5", "7"], [r"\boxed{\frac{10}{2}}", r"\boxed{\frac{14}{2}}"]) == [
         1.0,
         1.0,
@@ -294,12 +298,7 @@ def test_a_fork_while_another_thread_scores_leaves_the_child_a_working_verifier(
         busy = threading.Thread(target=v.score, args=(["2"], hostile(1)))
         busy.start()
         until(lambda: v._pool._idle.empty())
-        child = os.fork()
-        if child == 0:
-            right = equal(v, "3", r"\frac{9}{3}")
-            v.close()
-            os._exit(0 if right else 1)
-        assert os.waitpid(child, 0)[1] == 0
+        assert right_in_a_fork(v)
         os.killpg(_host(v), signal.SIGKILL)
         busy.join()
 

@@ -188,7 +188,7 @@ def _with_bounds(settings: ArenaSettings, spec: Mapping[str, Any]) -> list[tuple
         raise ValueError(unknown("shape", shape, SHAPES))
     if other not in settings.constraints or "bounds_of" in settings.constraints[other]:
         own = [k for k, v in settings.constraints.items() if "bounds_of" not in v]
-        raise ValueError(unknown("constraint with its own bounds", other, own))
+        raise ValueError(unknown("constraint with bounds of its own", other, own))
     clips = []
     for width, method in _methods(settings, other):
         low, high = (exp(bound) for bound in SHAPES[shape](*method.log_interval()))

@@ -129,7 +129,9 @@ def _errors(s: ArenaSettings) -> Iterator[Complaint]:
             yield ("constraints",), unknown(kind, name, valid)
     for label, axis in s.axes.items():
         if axis.depth not in s.depths:
-            problem = unknown(f"depth of the axis {label!r}", str(axis.depth), map(str, s.depths))
+            problem = unknown(
+                "depth", str(axis.depth), map(str, s.depths), of=f"the axis {label!r}"
+            )
             yield ("axes",), problem
         if label == MAIN:
             yield ("axes",), f"an axis cannot be called {MAIN!r}: that is the design without one."

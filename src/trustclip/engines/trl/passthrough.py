@@ -125,7 +125,7 @@ def _unknown(name: str, fields: Collection[str], own: Collection[str]) -> str:
     near = nearest(name, {*fields, *own})
     if near in own:
         return f"unknown field {name!r} of GRPOConfig; did you mean the recipe's own `rl.{near}`?"
-    return unknown("field of GRPOConfig", name, fields)
+    return unknown("field", name, fields, of="GRPOConfig")
 
 
 def _foreign_kernels(value: Any) -> str:

@@ -213,7 +213,7 @@ def _import_problems(
         )
     for key in settings:
         if key not in _KEYS:
-            yield _error(unknown(f"key of {POLICY_LOSS}", key, _KEYS))
+            yield _error(unknown("key", key, _KEYS, of=POLICY_LOSS))
 
 
 def _bypass_mode(config: Mapping[str, Any]) -> Iterator[Remark]:

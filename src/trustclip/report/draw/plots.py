@@ -129,12 +129,12 @@ def budget_figure(groups: Sequence[Group]) -> Figure | None:
     """Figure 4: Mean@K and Pass@K of the final evaluation against K."""
     panels = []
     for kind in ("mean", "pass"):
-        lines = [line for group in groups if (line := _over_k(group, kind))]
-        longest = max((int(line.x[-1]) for line in lines), default=1)
+        lines = [(group, line) for group in groups if (line := _over_k(group, kind))]
+        longest = max((int(line.x[-1]) for _, line in lines), default=1)
         if longest < 2:
             continue
-        bands = [band for group in groups if (band := _band(group, kind, longest))]
-        marks = [*bands, *lines]
+        bands = [band for group, line in lines if (band := _band(group, kind, line, longest))]
+        marks = [*bands, *(line for _, line in lines)]
         ticks = [2.0**i for i in range(longest.bit_length())]
         label = f"{title_of(kind)}@K"
         panels.append(Panel(label, "K, samples per problem", "percent", marks, True, ticks=ticks))
@@ -156,13 +156,12 @@ def _over_k(group: Group, kind: str) -> Mark | None:
     return Mark("line", curves[0]["k"], y, group.label, group.series)
 
 
-def _band(group: Group, kind: str, longest: int) -> Mark | None:
+def _band(group: Group, kind: str, line: Mark, longest: int) -> Mark | None:
     """95 % intervals at powers of 2 and at the end; None where none is known, or none covers."""
-    curve = _over_k(group, kind)
     answers, strata = shared_answers(group.evaluations("final"))
-    if curve is None or not answers or group.unsteady:
+    if not answers or group.unsteady:
         return None
-    last = int(curve.x[-1])
+    last = int(line.x[-1])
     ks = sorted({last, *(2**i for i in range(longest.bit_length()) if 2**i <= last)})
     intervals = [_of_first(answers, strata, kind, k) for k in ks]
     if not all(math.isfinite(one.low + one.high) for one in intervals):

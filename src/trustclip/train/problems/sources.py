@@ -18,6 +18,7 @@ from trustclip.train.problems.files import (
     numbered,
     part_of,
 )
+from trustclip.train.problems.generated import GENERATED
 from trustclip.train.problems.hub import (
     HUB,
     HUB_SOURCES,
@@ -156,8 +157,8 @@ def open_source(source: str, use: Use) -> tuple[str, str, HubSource, Rows]:
         raise ValueError(
             f"unknown problem source {source!r}{near_hint(source, HUB_SOURCES)}. Allowed: "
             f"{', '.join(HUB_SOURCES)}, a file ({', '.join(SUFFIXES)}), a hub id owner/name (each "
-            "with @SPLIT if it has splits), or, where problems may be generated, arithmetic, "
-            "word-sums, letter-counts, digit-sums."
+            "with @SPLIT if it has splits), or, where problems may be generated, "
+            f"{', '.join(GENERATED)}."
         )
     stem = name if name in HUB_SOURCES else entry.path.rpartition("/")[2]
     rows = numbered(hub_rows(entry, entry.split(use)))
@@ -261,4 +262,4 @@ def _first_reasons(bad_rows: list[BadRow]) -> str:
     if not bad_rows:
         return "it has no rows"
     first = "; ".join(f"line {row.line}: {row.reason:.200}" for row in bad_rows[:3])
-    return f"the first bad row is {first}"
+    return f"the first bad {'row is' if len(bad_rows) == 1 else 'rows are'} {first}"

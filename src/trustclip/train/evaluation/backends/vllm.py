@@ -176,7 +176,7 @@ def _parse(vllm: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"`vllm.{option}` could run code that comes with a model or a file.")
         if name not in actions:
             allowed = [other for other in actions if other not in (*OWN, *CODE)]
-            raise ValueError(f"`vllm`: {unknown('argument of vLLM', name, allowed)}")
+            raise ValueError(f"`vllm`: {unknown('argument', name, allowed, of='vLLM')}")
         words += _words(option, value)
     # It looks the model up: this folder exists, so that no hub is queried.
     parsed = vllm.EngineArgs.from_cli_args(parser.parse_args([*words, "--model", "."]))

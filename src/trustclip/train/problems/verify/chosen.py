@@ -178,7 +178,7 @@ def resolve(spec: RewardSpec) -> tuple[Any, Mapping[str, inspect.Parameter]]:
     ]
     for key in spec.arguments:
         if key not in allowed and not takes_any:
-            raise ValueError(unknown(f"argument of reward {spec.name}", key, allowed))
+            raise ValueError(unknown("argument", key, allowed, of=f"reward {spec.name}"))
     missing = [k for k in allowed if params[k].default is inspect.Parameter.empty]
     if is_class and (missing := [k for k in missing if k not in spec.arguments]):
         raise ValueError(f"the reward {spec.name!r} needs the argument {missing[0]!r}.")

@@ -48,7 +48,6 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "train/durable/test_journals.py",
             "train/durable/test_flush.py",
             "train/durable/test_silently_lost.py",
-            "train/durable/test_hostile_folders.py",
         ),
     ),
     "trainer": (("train/durable/trainer.py",), (_RUNS, "train/durable/test_checkpoints.py")),

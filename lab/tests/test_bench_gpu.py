@@ -64,6 +64,7 @@ def test_a_wrong_head_fails_and_is_named(place: Place, monkeypatch: pytest.Monke
     assert "exact KL" not in verdict
 
 
+@pytest.mark.slow
 def test_the_path_of_a_gpu_with_its_kernels_interpreted() -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     path = os.pathsep.join(str(ROOT / at) for at in ("src", "lab/src", "tests/support"))
@@ -161,6 +162,7 @@ def test_a_case_that_fails_costs_no_other(place: Place) -> None:
         session.open_session(place, BOX | {"processor": "q"})
 
 
+@pytest.mark.slow
 def test_a_case_that_hangs_is_killed_in_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "_LEAST", 0.0)
     monkeypatch.setattr(session, "_MARGIN", 0.0)

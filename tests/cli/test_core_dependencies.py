@@ -72,11 +72,6 @@ def test_a_command_without_its_extra_names_it(package: str, command: str, extra:
     assert package in done.stderr and f"pip install 'trustclip[{extra}]'" in done.stderr
 
 
-def test_help_needs_no_extra() -> None:
-    code = "from trustclip.cli.main import main\nsys.exit(main(['--help']))"
-    assert without(CLI_PACKAGES, code).returncode == 0
-
-
 def test_the_extra_holds_what_the_commands_import() -> None:
     def names(requirements: list[str]) -> set[str]:
         return {entry.split(">=")[0] for entry in requirements}
@@ -204,6 +199,7 @@ def folder(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_every_command_answers_a_core_install_in_one_line(folder):
     assert {line.split()[0] for line in ANSWERS} == {*COMMANDS, *added_commands()}
     done = without((*TRAIN, *REPORT, *OTHERS), ANSWERED.format(lines=list(ANSWERS)), folder)

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import fastjsonschema
@@ -54,8 +53,6 @@ def test_a_trial_of_own_data_and_rewards(here, capsys):
         ("try tiny --dataset arithmetic --each 0", "greater than or equal to 1"),
         ("try tiny --dataset arithmetic --max-token 3", "did you mean 'max_tokens'?"),
         ("try nothing.yaml", "no file 'nothing.yaml'"),
-        ("init --model tiny", "without a terminal to ask in, give --dataset"),
-        ("init", "give --model and --dataset"),
         ("init --model tinny --dataset arithmetic", "Did you mean 'tiny'?"),
         ("init --model tiny --dataset sums.jsonl", "the row has text, label"),
         ("init --model tiny --dataset arithmetic --method clipp", "did you mean 'clip'?"),
@@ -143,15 +140,6 @@ def test_a_recipe_with_a_reward_of_ones_own_scores_by_it_and_its_commands_run(he
     wrong = ["--eval.reward", "rewards.py:short"]
     assert main(["run", "graded.yaml", "--dry-run", "--allow-code", *wrong]) == 2
     assert "it must return 0 or 1 for every completion" in capsys.readouterr().err
-
-
-def test_what_is_missing_is_asked_for(here, capsys, monkeypatch):
-    answers = iter(["tiny", "word-sums"])
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda: next(answers))
-    assert main(["init"]) == 0
-    recipe = checked(Path("recipe.yaml"))
-    assert (recipe.model, recipe.rl.dataset) == ("tiny", "word-sums")
 
 
 def test_a_dry_run_of_rl_says_what_it_would_do_and_writes_nothing(here, capsys):

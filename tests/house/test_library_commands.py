@@ -85,6 +85,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_no_command_and_no_recorded_training_of_the_library_load_the_program(folder):
     assert {line.split()[0] for line in LINES} == set(LIBRARY)
     paths = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1] / 'support')!r})\n"

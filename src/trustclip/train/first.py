@@ -48,7 +48,7 @@ def write_recipe(settings: InitSettings) -> Path:
     stage = settings.training
     problems = training_problems(replace(stage, dataset=data), None, settings.seed)
     check_data(problems, stage)
-    tokenizer = load_tokenizer(settings.model or "", stage.style)
+    tokenizer = load_tokenizer(settings.model, stage.style)
     evaluation = _evaluation(settings, tests, problems[0])
     text = recipe_text(settings, data, evaluation, measure(problems, tokenizer, stage))
     settings.file.write_text(text, encoding="utf-8")
@@ -64,7 +64,7 @@ def sources(settings: InitSettings) -> tuple[str, str | None]:
       >>> sources(InitSettings(dataset="gsm8k")), sources(InitSettings(dataset="a.csv@[:9]"))
       (('gsm8k', 'gsm8k'), ('a.csv@[:9]', None))
     """
-    data = settings.dataset or ""
+    data = settings.dataset
     if settings.tests is not None or "@" in data:
         return data, settings.tests
     if format_of(Path(data)):

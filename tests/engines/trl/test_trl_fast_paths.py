@@ -284,26 +284,21 @@ PAGES = """
 import os, resource, torch
 from trustclip.engines.trl import fast_paths
 
-def pages_of_an_update():
-    before = 0
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        torch.zeros(1 << 24)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-print(pages_of_an_update())
 for own in ({"MALLOC_TRIM_THRESHOLD_": "131072"}, {}):
     os.environ.update(own)
     fast_paths.keep_memory()
-    print(pages_of_an_update())
-    for name in own:
-        del os.environ[name]
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.zeros(1 << 24)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    os.environ.pop("MALLOC_TRIM_THRESHOLD_", None)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems keep memory by other rules")
 def test_memory_of_an_update_is_kept_unless_the_user_has_rules_for_it():
     """Pages that are made anew, by the system's count, in a process that has kept nothing yet."""
     said = subprocess.run([sys.executable, "-c", PAGES], capture_output=True, text=True, check=True)
-    stock, theirs, ours = map(int, said.stdout.split())
-    assert min(stock, theirs) > 10_000 and ours < 1000
+    theirs, ours = map(int, said.stdout.split())
+    assert theirs > 10_000 and ours < 1000

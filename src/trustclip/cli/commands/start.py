@@ -1,11 +1,7 @@
 """Commands before training: look at a model's completions, write a first recipe."""
 
-import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-
-from rich.prompt import Prompt
 
 from trustclip.cli.arguments import changes_of
 from trustclip.cli.commands.experiments import be_quiet, settings
@@ -16,17 +12,6 @@ from trustclip.train.settings.stages import InitSettings, TrySettings
 _IN_RECIPE = {
     "max_tokens": "rl.max_completion_length",
     **{name: f"rl.{name}" for name in ("reward", "temperature", "top_p", "dataset")},
-}
-#: What ``init`` asks for on a terminal: the setting, the question, and what is meant by no answer.
-_QUESTIONS = {
-    "model": (
-        "Which model: a folder, a hub id owner/name, a GGUF file, smollm2 or tiny",
-        "smollm2",
-    ),
-    "dataset": (
-        "Which problems: a file (.jsonl, .json, .csv, .parquet), a hub id, gsm8k, word-sums",
-        "word-sums",
-    ),
 }
 
 
@@ -60,20 +45,6 @@ def init(argv: Sequence[str]) -> None:
     from trustclip.train.first import next_commands, write_recipe
     from trustclip.train.preflight.dry_run import dry_run
 
-    missing = [name for name in _QUESTIONS if getattr(options, name) is None]
-    if missing and not sys.stdin.isatty():
-        raise ValueError(
-            f"without a terminal to ask in, give --{' and --'.join(missing)}, as in: "
-            "trustclip init --model smollm2 --dataset word-sums"
-        )
-    answers = {}
-    for name in missing:
-        question, default = _QUESTIONS[name]
-        try:
-            answers[name] = Prompt.ask(question, default=default, console=Terminal())
-        except EOFError:
-            raise ValueError(f"no answer to: {question}? Give --{name}: see --help.") from None
-    options = replace(options, **answers)
     refuse(options)
     file = write_recipe(options)
     dry_run(load_recipe(file), Terminal(), batch=False)

@@ -456,17 +456,15 @@ class TrySettings(Problems):
 
 @checked
 class InitSettings(Problems):
-    """Write a first recipe, with comments, and print its dry run and the next commands.
-
-    On a terminal it asks for what is missing.
-    """
+    """Write a first recipe, with comments, and print its dry run and the next commands."""
 
     file: Argument[Path] = Path("recipe.yaml")
     """The recipe to write; it must not exist."""
-    model: str | None = None
-    """Folder or hub id of the model, "tiny" or "smollm2"."""
-    dataset: str | None = None
-    """Problems with answers: a file, a hub id, or generated ones ("word-sums")."""
+    model: str = "smollm2"
+    """Folder or hub id of the model, a GGUF file, "tiny" or "smollm2"."""
+    dataset: str = "word-sums"
+    """Problems with answers: a file (.jsonl, .json, .csv, .parquet), a hub id, "gsm8k", or
+    generated ones such as "word-sums"."""
     tests: str | None = None
     """Problems to evaluate on; when unset the last tenth of a file, the test split of a hub data
     set, or other generated ones."""
@@ -487,7 +485,7 @@ class InitSettings(Problems):
     def training(self) -> RLStage:
         """An RL stage on these problems, to load them and to make their prompts."""
         own = ("columns", "prompt_style", "prompt", "method", "reward", "limit", "max_bad_rows")
-        return RLStage(dataset=self.dataset or "", **{name: getattr(self, name) for name in own})
+        return RLStage(dataset=self.dataset, **{name: getattr(self, name) for name in own})
 
 
 @checked

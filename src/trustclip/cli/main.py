@@ -32,12 +32,8 @@ INSTEAD = {
     "help": "--help",
     "version": "--version",
     "train": "rl",
-    "trian": "rl",
     "list": "methods",
     "sweep": "suite",
-    "suggest": "shadow --suggest",
-    "grade": "eval --grade",
-    "schema": "recipes --schema",
 }
 
 USAGE = """\

@@ -12,9 +12,8 @@ from trustclip.support.terminal import Terminal, say
 @dataclasses.dataclass(kw_only=True)
 class Compare(Choice):
     runs: Argument[tuple[Path, ...]]
-    """Run directories, or scores of other programs, each perhaps named as ARM=PATH or
-    ARM@SEED=PATH. Runs that differ only in their seed are pooled, and the method of the first is
-    the reference."""
+    """Run directories; or scores of other programs, which may be named: ARM=PATH, ARM@SEED=PATH.
+    Runs that differ only in their seed are pooled. The method of the first is the reference."""
     step: int | None = None
     """Compare at this update instead of at each run's last evaluation."""
     json: bool = False

@@ -16,6 +16,10 @@ from trustclip.support.yaml_files import yaml_list
 class Shadow:
     """Which tokens of a run other methods would have cut.
 
+    Precision is the share of a method's cuts that the acting method made, too. Recall is the share
+    of the acting method's cuts that the method would have made. Jaccard is the share of what either
+    cut that both cut. The cosine is that of their gradients' coefficients.
+
     --suggest METHOD prints the threshold at which METHOD would have cut a share of the tokens, and
     what stock TRL and verl call it. If METHOD has several thresholds, one factor moves them all.
     """

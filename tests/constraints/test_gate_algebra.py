@@ -133,6 +133,8 @@ def test_keeps_gradient_and_moves_outward() -> None:
     assert not gates.keeps_gradient(nothing, x, a, "strict").any()
     for side in ("outward", "strict"):
         assert gates.keeps_gradient(everything, x, a, side).all()
+    with pytest.raises(ValueError, match="unknown side 'Strict'; did you mean 'strict'"):
+        gates.keeps_gradient(nothing, x, a, "Strict")  # type: ignore[arg-type]
 
 
 def test_above_ceiling() -> None:

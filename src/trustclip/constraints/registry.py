@@ -135,7 +135,7 @@ def interval(
       (0.67097173825, 1.422216736276)
     """
     chosen = as_method({"name": spec, **hyperparameters} if hyperparameters else spec)
-    given = None if p_old is None else torch.as_tensor(p_old)
+    given = None if p_old is None else torch.as_tensor(p_old).detach()
     low, high = (
         bound.double().exp() if isinstance(bound, Tensor) else ratio(bound)
         for bound in chosen.log_interval(given)

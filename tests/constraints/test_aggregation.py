@@ -67,10 +67,8 @@ def test_aggregation_against_loops(lengths: list[int], values: list[float]) -> N
         (aggregate("token_mean", x, mask), total / sum(lengths)),
         (aggregate("sequence_mean", x, mask), statistics.fmean(map(statistics.fmean, rows))),
         (aggregate("dr_grpo", x, mask, max_length=6), total / (6 * len(lengths))),
-        (aggregate("dr_grpo", x, mask, max_length=1), total / len(lengths)),
         (aggregate("dapo", x, mask), total / sum(lengths)),
         (aggregate("dapo", x, mask, total_tokens=50), total / 50),
-        (aggregate("dapo", x, mask, total_tokens=1), total),
         (aggregate("dapo", x, mask, total_tokens=torch.tensor(1)), total),
     ):
         assert got.item() == pytest.approx(want, rel=1e-12, abs=1e-12)
@@ -98,10 +96,16 @@ def test_unknown_aggregation() -> None:
         tc.policy_loss(tc.method("atr"), small_batch(), aggregation="drgrpo", max_length=8)
 
 
-@pytest.mark.parametrize("length", [None, 0, -4])
-def test_dr_grpo_without_its_length(length: int | None) -> None:
+@pytest.mark.parametrize("length", [None, 0, -4, "4", math.nan, torch.tensor([4, 4])])
+def test_dr_grpo_without_its_length(length: Any) -> None:
     with pytest.raises(ValueError, match="max_length"):
         tc.policy_loss(tc.method("atr"), small_batch(), aggregation="dr_grpo", max_length=length)
+
+
+@pytest.mark.parametrize("tokens", [-1, "4", math.nan, torch.tensor([4, 4])])
+def test_dapo_with_no_number_of_tokens(tokens: Any) -> None:
+    with pytest.raises(ValueError, match="`total_tokens` must be a number of tokens"):
+        tc.policy_loss("atr", small_batch(), aggregation="dapo", total_tokens=tokens)
 
 
 def test_nothing_unmasked_is_a_zero_loss_with_a_zero_gradient() -> None:
@@ -122,18 +126,13 @@ def test_nothing_unmasked_is_a_zero_loss_with_a_zero_gradient() -> None:
     [
         ("logp", torch.zeros(3)),
         ("logp", [[0.0] * 4] * 3),
-        ("logp", None),
         ("logp_old", None),
         ("advantages", torch.zeros(3, 1)),
         ("advantages", torch.zeros(3, 4, dtype=torch.int64)),
-        ("mask", None),
         ("mask", torch.ones(3, 4)),
         ("mask", torch.ones(4, 3, dtype=torch.bool)),
         ("entropy", torch.zeros(3, 5)),
-        ("kl_old_new", torch.zeros(4, 3)),
-        ("kl_new_old", torch.zeros(3, 4, dtype=torch.int64)),
         ("keys", torch.zeros(3, 4)),
-        ("groups", torch.zeros(3, 4)),
     ],
 )
 def test_a_batch_refuses_what_does_not_fit(field: str, wrong: object) -> None:

@@ -158,7 +158,7 @@ def test_interval_at_what_is_no_probability(name: str, p: float) -> None:
 
 @pytest.mark.parametrize("name", ["dynamic_clip", "trgppo"])
 def test_interval_is_in_double_precision(name: str) -> None:
-    single = torch.tensor([0.25, 0.5])
+    single = torch.tensor([0.25, 0.5], requires_grad=True)
     bounds: Any = tc.interval(name, p_old=single)
     torch.testing.assert_close(bounds, tc.interval(name, p_old=single.double()), rtol=0, atol=0)
     assert [bound[0] for bound in bounds] == [*tc.interval({"name": name}, p_old=0.25)]

@@ -161,6 +161,7 @@ WRONG = [
     ("rl.method", {"name": "atr", "delat": 0.1}, "did you mean 'delta'?"),
     ("rl.method", {"name": "atr", "delta": -0.1}, "greater than 0"),
     ("rl.method", {"delta": 0.1}, "needs a `name`"),
+    ("rl.method", "clip(0.1, epsilon=0.5)", "is given its `epsilon` twice"),
     ("rl.method", [0.1], "its name or a mapping"),
     ("rl.trl", {"learning_rate": 1e-4}, "is a setting of the recipe: set `rl.learning_rate`"),
     ("rl.trl", {"adam_beta22": 0.9}, "did you mean 'adam_beta2'?"),

@@ -3,11 +3,12 @@
 The choice decides how much a long sequence weighs.
 """
 
+from numbers import Real
 from typing import Literal, get_args
 
 from torch import Tensor
 
-from trustclip.constraints.masked import masked_sum, sequence_sum
+from trustclip.constraints.masked import masked_sum, zero_masked
 from trustclip.support.names import unknown
 
 Aggregation = Literal["token_mean", "sequence_mean", "dr_grpo", "dapo"]
@@ -65,12 +66,15 @@ def aggregate(
                 f"`{argument}` is for the aggregation {rule!r}, and {name!r} does not read it: "
                 "leave it out."
             )
+        scalar = isinstance(value, Tensor) and value.numel() == 1  # a GPU is not waited for
+        if not (value is None or scalar or (isinstance(value, Real) and value >= 0)):
+            raise ValueError(f"`{argument}` must be a number of tokens, got {value!r}.")
     sequences = max(x.shape[0], 1)
     match name:
         case "token_mean":
             return masked_sum(x, mask) / mask.sum().clamp(min=1)
         case "sequence_mean":
-            means = sequence_sum(x, mask) / mask.sum(dim=1).clamp(min=1)  # [batch]
+            means = zero_masked(x, mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)  # [batch]
             return means.sum() / sequences
         case "dr_grpo":
             if max_length is None or max_length < 1:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints.hard_batches import Case
-from trustclip.constraints.masked import sequence_sum
+from trustclip.constraints.masked import zero_masked
 
 #: An explanation is right where it predicts a quotient of two gradients within this share.
 _EXPLAINED = 0.02
@@ -75,7 +75,7 @@ def _wrong(compared: Sequence[Compared]) -> dict[str, Tensor]:
                 "masked": ~mask,
                 "log_ratio": given["logp"] - given["logp_old"],
                 "sampler": sampler,
-                "sequence": sequence_sum(sampler, mask)[:, None].expand_as(sampler),
+                "sequence": zero_masked(sampler, mask).sum(dim=1, keepdim=True).expand_as(sampler),
                 **{name: given[name] for name in ("logp", "logp_old", "advantages")},
                 **{"ours": ours, "theirs": theirs, "quotient": theirs / ours},
             }

@@ -19,7 +19,7 @@ training loop can see it (see `TokenBatch`).
 """
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from torch import Tensor
 from trustclip.constraints.batch import LogBounds, Surrogate, TokenBatch
 from trustclip.constraints.levels import Level, log_ratio_at
 from trustclip.constraints.masked import safe_exp, zero_masked
+from trustclip.support.names import unknown
 
 Side = Literal["outward", "strict"]
 
@@ -48,7 +49,7 @@ def keeps_gradient(satisfied: Tensor, log_ratio: Tensor, advantages: Tensor, sid
       advantages: advantage of the token. Shape [batch, time].
       side: ``"outward"`` cuts an unsatisfied token only where its gradient would move the ratio
         further from 1 (the paper's main text and PPO, through their ``min``); ``"strict"`` cuts
-        every unsatisfied token (the paper's appendix, without the ``min``).
+        every unsatisfied token (the paper's appendix, without the ``min``); no other is allowed.
 
     Returns:
       bool. Shape [batch, time].
@@ -59,9 +60,9 @@ def keeps_gradient(satisfied: Tensor, log_ratio: Tensor, advantages: Tensor, sid
       >>> [keeps_gradient(unsatisfied, x, a, side) for side in ("outward", "strict")]
       [tensor([[False,  True]]), tensor([[False, False]])]
     """
-    if side == "strict":
-        return satisfied
-    return satisfied | ~moves_outward(log_ratio, advantages)
+    if side not in get_args(Side):
+        raise ValueError(unknown("side", side, get_args(Side)))
+    return satisfied if side == "strict" else satisfied | ~moves_outward(log_ratio, advantages)
 
 
 def hard(

@@ -44,7 +44,7 @@ def gradients(methods: Iterable[Method], batch: TokenBatch) -> Iterator[tuple[Te
         if c is None:
             raise ValueError(
                 f"the objective of {method.name!r} has no gradient: it is detached from "
-                "`batch.logp`. See trustclip check."
+                "`batch.logp`, or torch.inference_mode is on. See trustclip check."
             )
         yield c, surrogate
 

@@ -78,8 +78,3 @@ def _at_most(log_ratio: Tensor) -> Tensor:
 def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
     """Sum of ``x`` where ``mask`` is True. Scalar."""
     return zero_masked(x, mask).sum()
-
-
-def sequence_sum(x: Tensor, mask: Tensor) -> Tensor:
-    """Sum of ``x`` over the unmasked tokens of each sequence. Shape [batch]."""
-    return zero_masked(x, mask).sum(dim=1)

@@ -57,15 +57,11 @@ def read(text: str) -> Spec:
     """
     try:
         return _value(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, _FormError):
+    except SyntaxError:
         raise ValueError(
             f"{text!r} is not a method: it is written as a name, as name(value, "
             "hyper_parameter=value), or as a method + penalty(...)."
         ) from None
-
-
-class _FormError(Exception):
-    """A part of a text that no method has."""
 
 
 def _value(node: ast.expr) -> Any:
@@ -81,7 +77,7 @@ def _value(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
     except ValueError:
-        raise _FormError from None
+        raise SyntaxError from None
 
 
 def _called(name: str, values: list[ast.expr], named: list[ast.keyword]) -> dict[str, Any]:
@@ -89,6 +85,10 @@ def _called(name: str, values: list[ast.expr], named: list[ast.keyword]) -> dict
     own, given = ALIASES.get(name, (name, {}))
     places = [field.name for field in fields(method_class(own)) if field.name not in given]  # type: ignore[arg-type]
     if len(values) > len(places) or any(one.arg is None for one in named):
-        raise _FormError
-    found = dict(zip(places, map(_value, values), strict=False))
-    return {"name": name, **found, **{str(one.arg): _value(one.value) for one in named}}
+        raise SyntaxError
+    found = {"name": name, **dict(zip(places, map(_value, values), strict=False))}
+    for one in named:
+        if one.arg in found:
+            raise ValueError(f"{name} is given its `{one.arg}` twice.")
+        found[str(one.arg)] = _value(one.value)
+    return found

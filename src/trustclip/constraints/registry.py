@@ -71,20 +71,16 @@ def as_method(spec: "Method | str | Mapping[str, Any]") -> Method:
     return method(**spec)
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class Penalty:
     """What ``method + penalty`` adds: see `penalty`."""
 
-    hyperparameters: tuple[tuple[str, Any], ...]
-
-    def __init__(self, **hyperparameters: Any) -> None:
-        method("penalty", **hyperparameters)  # an error is raised here, not where it is added
-        object.__setattr__(self, "hyperparameters", tuple(hyperparameters.items()))
+    hyperparameters: Mapping[str, Any]
 
     def __radd__(self, inner: Method) -> Method:
         if not isinstance(inner, Method):
             return NotImplemented
-        return method("penalty", inner=inner, **dict(self.hyperparameters))
+        return method("penalty", inner=inner, **self.hyperparameters)
 
 
 def penalty(divergence: str = "k2", beta: Any = 1e-3, **more: Any) -> Penalty:
@@ -103,7 +99,10 @@ def penalty(divergence: str = "k2", beta: Any = 1e-3, **more: Any) -> Penalty:
       >>> both == method("penalty", inner="clip", divergence="k3", beta=0.1, anchor="rollout")
       True
     """
-    return Penalty(divergence=divergence, beta=beta, **more)
+    if "inner" in more:
+        raise ValueError("a penalty has no `inner`: that is the method before the +.")
+    method("penalty", divergence=divergence, beta=beta, **more)  # raises here, not at the +
+    return Penalty({"divergence": divergence, "beta": beta, **more})
 
 
 #: A field that holds a method: a setting takes its name, a mapping or an object, and stores the
@@ -135,7 +134,7 @@ def interval(
       (0.67097173825, 1.422216736276)
     """
     chosen = as_method({"name": spec, **hyperparameters} if hyperparameters else spec)
-    given = None if p_old is None else torch.as_tensor(p_old)
+    given = None if p_old is None else torch.as_tensor(p_old).detach()
     low, high = (
         bound.double().exp() if isinstance(bound, Tensor) else ratio(bound)
         for bound in chosen.log_interval(given)

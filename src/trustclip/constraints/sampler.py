@@ -21,7 +21,7 @@ from trustclip.constraints.base import Method
 from trustclip.constraints.batch import Metrics, TokenBatch
 from trustclip.constraints.compiled import constant
 from trustclip.constraints.compose import Weighted
-from trustclip.constraints.masked import masked_sum, safe_exp, sequence_sum, zero_masked
+from trustclip.constraints.masked import masked_sum, safe_exp, zero_masked
 from trustclip.constraints.quantiles import bin_counts, quantile
 
 #: First lag of each bucket, updates; fixed, so that sums add up over micro-batches and ranks.
@@ -126,7 +126,7 @@ def sampler_metrics(batch: TokenBatch, method: Method | None = None, lags: bool 
             "identical_share": tokens & (log_ratio == 0),
         }
         metrics |= {prefix + k: (value.sum().to(dtype), known) for k, value in distances.items()}
-        ratio = safe_exp(sequence_sum(log_ratio, tokens))  # [batch]
+        ratio = safe_exp(zero_masked(log_ratio, tokens).sum(dim=1))  # [batch]
         metrics[prefix + "sequence_ratio"] = _pair(ratio, whole)
         metrics[prefix + "sequence_ratio_squared"] = _pair(ratio.square(), whole)
     if batch.lag is not None and lags:

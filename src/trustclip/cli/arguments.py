@@ -30,11 +30,6 @@ def require(*packages: str) -> None:
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
-def without(argv: Sequence[str], flag: str) -> tuple[list[str], bool]:
-    """The arguments without a flag, and whether it is among them."""
-    return [argument for argument in argv if argument != flag], flag in argv
-
-
 def print_help(
     argv: Sequence[str], cls: type, command: str, *, usage: str = "", examples: str = ""
 ) -> None:
@@ -101,6 +96,7 @@ def changes_of(
       (['a.yaml'], {'rl.learning_rate': 1e-05, 'seed': 1, 'rl.use_vllm': True})
     """
     aliases = aliases or {}
+    off = {_name(one.off): one.path for one in options_of(cls) if one.off}
     positional: list[str] = []
     changes: dict[str, Any] = {}
     rest = [*argv]
@@ -113,11 +109,9 @@ def changes_of(
         path = path_of(name, aliases)
         hint = type_at(cls, path.split("."))
         many = get_origin(hint) is tuple and "." not in path
-        if not equals and hint is None:
-            off = [one.path for one in options_of(cls) if one.off and _name(one.off) == name]
-            if off:
-                changes[off[0]] = False
-                continue
+        if not equals and hint is None and name in off:
+            changes[off[name]] = False
+            continue
         words = [value] if equals else _words(rest, hint, many)
         if not words and hint is None and "method" not in path.split("."):
             words = ["true"]  # a switch of TRL, or an unknown key (`build` reports it)

@@ -5,6 +5,7 @@ holds it is imported for the help, so it should import nothing else.
 """
 
 import re
+from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, entry_points, requires
 from typing import NamedTuple
@@ -98,12 +99,9 @@ def extra(module: str) -> str | None:
     """What to install for a module: an extra of trustclip or of another distribution, quoted."""
     target = {"yaml": "pyyaml"}.get(module, module).lower()
     for package in ("trustclip", *distributions()):
-        try:
-            requirements = requires(package) or []
-        except PackageNotFoundError:
-            continue
-        for requirement in requirements:
-            found = re.match(r"([\w.-]+).*extra == ['\"](?!dev['\"])([\w-]+)", requirement)
-            if found and found[1].lower().replace("-", "_") == target:
-                return f"'{package}[{found[2]}]'"
+        with suppress(PackageNotFoundError):
+            for requirement in requires(package) or []:
+                found = re.match(r"([\w.-]+).*extra == ['\"](?!dev['\"])([\w-]+)", requirement)
+                if found and found[1].lower().replace("-", "_") == target:
+                    return f"'{package}[{found[2]}]'"
     return None

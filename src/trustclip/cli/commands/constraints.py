@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 import trustclip
 from trustclip.cli.arguments import parse, split_option
@@ -20,9 +20,8 @@ from trustclip.support.terminal import Terminal, say
 
 def _print(header: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
     """Print a table without box, whose columns are folded where the terminal is narrow."""
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
-    for name in header:
-        table.add_column(name, overflow="fold")
+    columns = (Column(name, overflow="fold") for name in header)
+    table = Table(*columns, title=title or None, title_justify="left", box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)
     Terminal().print(table)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trustclip.cli.arguments import changes_of, parse, require, without
+from trustclip.cli.arguments import changes_of, parse, require
 from trustclip.support.marks import Argument
 from trustclip.support.terminal import Terminal, say
 from trustclip.train.settings.stages import (
@@ -118,19 +118,18 @@ def sft(argv: Sequence[str]) -> None:
 
 
 def rl(argv: Sequence[str]) -> int | None:
-    rest, dry = without(argv, "--dry-run")
+    rest = [word for word in argv if word != "--dry-run"]
     options = settings(RLSettings, rest, "rl")
-    if dry:
+    if "--dry-run" in argv:
         return _work("rl --dry-run", options)
     _work("rl", options)
 
 
 def evaluate(argv: Sequence[str]) -> None:
-    rest, graded = without(argv, "--grade")
-    if graded:
+    if "--grade" in argv:
         from trustclip.cli.commands.stored import Grade
 
-        parse(Grade, rest, "eval --grade")()
+        parse(Grade, [word for word in argv if word != "--grade"], "eval --grade")()
     else:
         _work("eval", settings(EvalSettings, argv, "eval"))
 
@@ -159,13 +158,13 @@ def run(argv: Sequence[str]) -> int | None:
     from trustclip.train.files import ALIASES, load_recipe, with_folder
     from trustclip.train.shipped import locate
 
-    rest, dry = without(argv, "--dry-run")
+    rest = [word for word in argv if word != "--dry-run"]
     files, changes = changes_of(rest, Recipe, ALIASES)
     if len(files) != 1:
         raise ValueError(f"give one recipe file, got {len(files)}; see trustclip run --help.")
     file = locate(Path(files[0]))
     recipe = load_recipe(file, with_folder(file, changes))
-    if dry:
+    if "--dry-run" in argv:
         return _work("run --dry-run", recipe)
     directory = _work("run", recipe)
     if directory.summary.get("finished"):

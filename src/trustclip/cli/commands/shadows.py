@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from trustclip.support.marks import Argument
 from trustclip.support.terminal import Terminal, say
@@ -75,10 +75,9 @@ def _print_shadows(result: Any) -> None:
         f"{result.tokens:,} tokens of {result.completions:,} completions with an advantage; "
         f"{result.acting} cut {percent(result.metrics['gated'], 2)} % of them."
     )
-    table = Table(box=None, pad_edge=False)
-    table.add_column("method", no_wrap=True)
-    for title in ("cut %", "precision %", "recall %", "Jaccard %", "cosine"):
-        table.add_column(title, justify="right")
+    titles = ("cut %", "precision %", "recall %", "Jaccard %", "cosine")
+    numbers = (Column(title, justify="right") for title in titles)
+    table = Table(Column("method", no_wrap=True), *numbers, box=None, pad_edge=False)
 
     def of(label: str, key: str) -> float | None:
         return result.metrics.get(f"shadow/{label}/{key}")

@@ -1,12 +1,13 @@
 """Levels: whether a number is measured on the token, its prefix, its turn or its whole sequence."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from trustclip.constraints.masked import zero_masked
+from trustclip.support.names import unknown
 
 Level = Literal["token", "prefix", "turn", "sequence"]
 Reduction = Literal["mean", "sum", "max"]
@@ -37,6 +38,8 @@ def reduce(level: Level, reduction: Reduction, x: Tensor, mask: Tensor) -> Tenso
         return zero_masked(x, mask)
     if level == "turn":
         return _of_turns(reduction, x, mask)
+    if level not in get_args(Level):
+        raise ValueError(unknown("level", level, get_args(Level)))
     so_far = level == "prefix"
     if reduction == "max":
         values = torch.where(mask, x, -torch.inf)  # [batch, time]
@@ -72,12 +75,12 @@ def log_ratio_at(level: Level, log_ratio: Tensor, mask: Tensor) -> Tensor:
 
     Its exponential is the length-normalised ratio of the sequence (GSPO, Zheng et al., 2025),
     $s = \exp(\tfrac1T\sum_t x_t)$, of the turn (SORL, Li et al., 2025) or of the prefix, $s_t$. Its
-    gradient is that of the token's own
-    log-ratio, so $\nabla s A_t = s A_t \nabla\log\pi_\theta(y_t)$: a token that is gated, masked or
-    weighed, by this constraint or one around it, is so alone. Followed through the mean of the
-    sequence, $T$ tokens would share the sum of their coefficients, a dropped one included: the same
-    gradient only where all of them have one advantage and one weight. Followed through that of the
-    prefix, the first would weigh $\sum_u 1/u \approx \log T$ at ratio 1 and the last one $1/T$.
+    gradient is that of the token's own log-ratio, so
+    $\nabla s A_t = s A_t \nabla\log\pi_\theta(y_t)$: a token that is gated, masked or weighed, by
+    this constraint or one around it, is so alone. Followed through the mean of the sequence, $T$
+    tokens would share the sum of their coefficients, a dropped one included: the same gradient only
+    where all of them have one advantage and one weight. Followed through that of the prefix, the
+    first would weigh $\sum_u 1/u \approx \log T$ at ratio 1 and the last one $1/T$.
     Nats; 0 where masked. Shape [batch, time].
 
     Example:

@@ -51,7 +51,6 @@ def test_a_trial_of_own_data_and_rewards(here, capsys):
         ("try tiny", "`dataset` is missing"),
         ("try --dataset arithmetic", "MODEL|RECIPE is missing"),
         ("try nothing.yaml", "no file 'nothing.yaml'"),
-        ("init --model tinny --dataset arithmetic", "Did you mean 'tiny'?"),
         ("init --model tiny --dataset sums.jsonl", "the row has text, label"),
         ("init sums.jsonl --model tiny --dataset arithmetic", "sums.jsonl exists"),
         ("init mine.txt --model tiny", "ends with .yaml or .yml, got mine.txt"),
@@ -80,6 +79,7 @@ def test_a_first_recipe_of_own_data(here, capsys):
     given = "--columns.problem text --columns.answer label --prompt-style boxed --max-bad-rows 7"
     assert main(f"init mine.yaml --model tiny --dataset sums.jsonl {given}".split()) == 0
     out = capsys.readouterr().out
+    assert re.search("fine-tuning +60 updates on arithmetic", out), "a built-in model is primed"
     assert "put your final answer within \\boxed{}" in out, "the dry run shows the style's prompt"
     assert "\n  trustclip try mine.yaml\n" in out and "\n  trustclip run mine.yaml\n" in out
     recipe = checked(Path("mine.yaml"))

@@ -51,7 +51,7 @@ SEEMING = [
     ("rl.trl", {"repetition_penalty": 1.2}, "changes the distribution"),
     ("rl.trl", {"top_k": 30}, "set `replay: true` beside it"),
     ("rl.trl", {"neftune_noise_alpha": 5.0}, "adds noise"),
-    ("rl.trl", {"num_train_epochs": 9.0}, "`rl.max_steps` is the length"),
+    ("rl.trl", {"num_train_epochs": 9.0}, "`max_steps` is the length"),
     ("rl.trl", {"resume_from_checkpoint": "x"}, "continues from its own checkpoints"),
     ("rl.trl", {"label_smoothing_factor": 0.1}, "is ignored"),
     ("rl.trl", {"eval_strategy": "steps"}, "section `eval`"),

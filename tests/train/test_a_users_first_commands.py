@@ -31,8 +31,8 @@ def test_a_misspelt_field_of_trl_may_be_a_setting_of_the_recipe():
     pytest.importorskip("trl")
     own = {"learning_rate", "use_vllm"}
     found = dict(complaints({"learning_rte": 1, "use_vlm": True, "vllm_mode": "colocat"}, own))
-    assert "did you mean the recipe's own `rl.learning_rate`?" in found["learning_rte"]
-    assert "`rl.use_vllm`?" in found["use_vlm"]
+    assert "did you mean `learning_rate`, outside `trl`?" in found["learning_rte"]
+    assert "`use_vllm`, outside `trl`?" in found["use_vlm"]
     assert found["vllm_mode"].endswith("Did you mean 'colocate'?")
 
 

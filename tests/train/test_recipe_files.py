@@ -163,7 +163,7 @@ WRONG = [
     ("rl.method", {"delta": 0.1}, "needs a `name`"),
     ("rl.method", "clip(0.1, epsilon=0.5)", "is given its `epsilon` twice"),
     ("rl.method", [0.1], "its name or a mapping"),
-    ("rl.trl", {"learning_rate": 1e-4}, "is a setting of the recipe: set `rl.learning_rate`"),
+    ("rl.trl", {"learning_rate": 1e-4}, "set `learning_rate`, outside `trl`"),
     ("rl.trl", {"adam_beta22": 0.9}, "did you mean 'adam_beta2'?"),
     ("rl.trl", {"output_dir": "x"}, "set by the run itself"),
     ("rl.max_stepz", 3, "did you mean 'rl.max_steps'?"),

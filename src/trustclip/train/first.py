@@ -30,9 +30,8 @@ class Sizes:
     """Sizes of the data, from which the numbers of a recipe follow."""
 
     problems: int  # number to train on
-    has_solutions: bool  # whether all of them have worked solutions
     prompt: int  # longest prompt measured, tokens
-    answer: int  # longest solution measured, tokens; 0 without solutions
+    answer: int  # longest solution measured, tokens; 0 unless all have one
 
     @property
     def completion(self) -> int:
@@ -44,6 +43,8 @@ def write_recipe(settings: InitSettings) -> Path:
     """Write the recipe of `trustclip init`; the data are read, and no model is loaded."""
     if settings.file.exists():
         raise ValueError(f"{settings.file} exists; name another file: trustclip init FILE.")
+    if settings.file.suffix not in (".yaml", ".yml"):
+        raise ValueError(f"a recipe's name ends with .yaml or .yml, got {settings.file}.")
     data, tests = sources(settings)
     stage = settings.training
     problems = training_problems(replace(stage, dataset=data), None, settings.seed)
@@ -113,11 +114,10 @@ def _evaluation(settings: InitSettings, tests: str | None, problem: Problem) -> 
 def measure(problems: Sequence[Problem], tokenizer: Any, stage: RLStage) -> Sizes:
     """Numbers and lengths of problems, by a model's own tokens."""
     sample = problems[:SAMPLE]
-    has_solutions = all(problem.solution for problem in problems)
-    texts = [completion(problem, stage.style) for problem in sample] if has_solutions else []
+    solved = sample if all(problem.solution for problem in problems) else []
+    texts = [completion(problem, stage.style) for problem in solved]
     return Sizes(
         len(problems),
-        has_solutions,
         max(tokens_of(tokenizer, problem, stage.style) for problem in sample),
         max((len(tokenizer(text)["input_ids"]) + 1 for text in texts), default=0),
     )
@@ -140,10 +140,10 @@ def recipe_text(
         output=_yaml(f"runs/{name}"), seed=settings.seed,
     )]  # fmt: skip
     steps = min(GROUP, sizes.problems)
-    tuning = settings.sft and sizes.has_solutions
-    if tuning:
+    few = {most: min(most, settings.limit or most) for most in (64, 256)}
+    if settings.sft and sizes.answer:
         length = -(-(sizes.prompt + sizes.answer) // 8) * 8
-        parts.append(_SFT.format(data=_yaml(data), prompt=prompt, length=length))
+        parts.append(_SFT.format(data=_yaml(data), prompt=prompt, length=length, limit=few[256]))
     numbers = {
         "length": sizes.completion,
         "why": "twice the longest solution" if sizes.answer else "raise it if answers are cut off",
@@ -160,16 +160,17 @@ def recipe_text(
         parts.append(f"# {evaluation['why']}: with an eval section, scores are measured.\n")
     else:
         values = {name: _yaml(value) for name, value in evaluation.items()}
-        parts.append(_EVAL.format(**values, prompt=prompt, length=sizes.completion))
+        parts.append(_EVAL.format(**values, prompt=prompt, length=sizes.completion, limit=few[64]))
     return "\n".join(parts)
 
 
 def _prompt_lines(settings: InitSettings) -> str:
     """The lines of a section about columns and prompts."""
-    prompt = {key: value for key, value in vars(settings.prompt).items() if value is not None}
+    prompt = {k: v for k, v in vars(settings.training.prompt).items() if v is not None}
     lines = [f"  prompt_style: {settings.prompt_style}"]
     lines += [f"  prompt: {_yaml(prompt)}"] if prompt else []
     lines += [f"  columns: {_yaml(dict(settings.columns))}"] if settings.columns else []
+    lines += [f"  max_bad_rows: {bad}"] if (bad := settings.max_bad_rows) != 100 else []
     return "\n".join(lines)
 
 
@@ -203,7 +204,7 @@ seed: {seed}
 _SFT = """\
 sft:                             # a few worked solutions first, which teach the form of an answer
   dataset: {data}
-  limit: 256
+  limit: {limit}
 {prompt}
   max_steps: 32
   per_device_train_batch_size: 8
@@ -243,5 +244,5 @@ eval:                            # before and after the training
   temperature: 1.0
   top_p: 1.0
   max_tokens: {length}
-  limit: 64
+  limit: {limit}
 """

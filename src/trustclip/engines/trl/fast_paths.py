@@ -66,8 +66,8 @@ def sharing_pays(trainer: Any) -> tuple[bool, str]:
     saved = (1 - 1 / together) * prompt / (prompt + longest)
     of = f"of {prompt:.0f} tokens and completions of up to {longest}"
     if saved < _WORTH:
-        return False, f"Prompts are not shared: with prompts {of} that would save {saved:.0%}."
-    return True, f"Prompts are shared: with prompts {of} that saves {saved:.0%} of the tokens."
+        return False, f"Prompts are not shared: with prompts {of} that would save {saved:.1%}."
+    return True, f"Prompts are shared: with prompts {of} that saves {saved:.1%} of the tokens."
 
 
 def keep_states(trainer: Any) -> None:

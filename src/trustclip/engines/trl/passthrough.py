@@ -35,7 +35,7 @@ _RANGES: dict[str, Any] = {
 
 _SET = "is set by the run itself"
 _EVALUATES = "is ignored: the recipe's section `eval` sets the evaluation"
-_OTHER_LOSS = "belongs to a loss of TRL that is not used here; set it in `rl.method`"
+_OTHER_LOSS = "belongs to a loss of TRL that is not used here; set it in `method`"
 _SKEWS = "changes the distribution of the samples, which the ratio would not take into account"
 
 #: Fields that a recipe does not pass on, and why: the run sets them for all its parts to agree; or
@@ -55,7 +55,7 @@ _REFUSED = {
     "label_smoothing_factor": "is ignored: it belongs to a cross-entropy",
     "local_rank": "is set by the launcher",
     "neftune_noise_alpha": "adds noise to the embeddings that the sampler does not have",
-    "num_train_epochs": "is ignored: `rl.max_steps` is the length of the training",
+    "num_train_epochs": "is ignored: `max_steps` is the length of the training",
     "resume_from_checkpoint": "is ignored: a run continues from its own checkpoints",
     "trust_remote_code": "would run code of a model's repository",
 }
@@ -84,7 +84,7 @@ def complaints(values: Mapping[str, Any], own: Collection[str]) -> Iterator[tupl
     hints = get_type_hints(ConstrainedGRPOConfig)
     for name, value in values.items():
         if name in own:
-            yield name, f"`trl.{name}` is a setting of the recipe: set `rl.{name}`."
+            yield name, f"`trl.{name}` is a setting of its own: set `{name}`, outside `trl`."
         elif _REFUSED.get(name) == _SET:
             yield name, f"`trl.{name}` {_SET}."
         elif name not in fields:
@@ -124,7 +124,7 @@ def _unknown(name: str, fields: Collection[str], own: Collection[str]) -> str:
     """The error for an unknown field; one that the recipe sets itself may be meant."""
     near = nearest(name, {*fields, *own})
     if near in own:
-        return f"unknown field {name!r} of GRPOConfig; did you mean the recipe's own `rl.{near}`?"
+        return f"unknown field {name!r} of GRPOConfig; did you mean `{near}`, outside `trl`?"
     return unknown("field", name, fields, of="GRPOConfig")
 
 

@@ -30,12 +30,8 @@ from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import messages, rendered, right_completion
 from trustclip.train.rewarding import Rewards
 from trustclip.train.services import healthy, incapable, no_answer, vllm_server
-from trustclip.train.settings.stages import (
-    Recipe,
-    RLSettings,
-    RLStage,
-    SFTStage,
-)
+from trustclip.train.settings.stages import Recipe, RLSettings, RLStage
+from trustclip.train.tiny import BUILT_IN
 
 
 def plan(
@@ -78,7 +74,7 @@ problems')
 
     return {
         "model": recipe.model,
-        "fine-tuning": _tuning(recipe.sft),
+        "fine-tuning": _tuning(recipe),
         "constraint": str(rl.method),
         "can it act?": schedule.acts(rl.method.name, Trait.ACTS_ON_POLICY in rl.method.traits),
         "updates": f"{rl.max_steps:,}, {schedule.updates_per_generation:g} per generation",
@@ -90,9 +86,10 @@ problems')
     }
 
 
-def _tuning(sft: SFTStage | None) -> str:
+def _tuning(recipe: Recipe) -> str:
+    sft = recipe.sft
     if sft is None:
-        return "none"
+        return "60 updates on arithmetic" if recipe.model in BUILT_IN else "none"
     epochs = f"{sft.num_train_epochs:g} epochs"
     return f"{f'{sft.max_steps} updates' if sft.max_steps > 0 else epochs} on {sft.dataset}"
 

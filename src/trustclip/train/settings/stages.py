@@ -403,14 +403,32 @@ class EvalSettings(EvalStage, Place):
     the command line as --vllm.NAME VALUE."""
 
 
-#: The prompt when none is set: work in steps, then the answer.
+#: The prompt when neither it nor a style is set: work in steps, then the answer.
 STEP_BY_STEP = Prompt(
     system="Solve the problem in short steps, one a line. End with the answer alone.", answer="any"
 )
 
 
 @checked
-class TrySettings(Problems):
+class FirstSettings(Problems):
+    """Problems of the commands before a training, whose plain prompt asks for steps."""
+
+    prompt_style: Style = "plain"
+    """Format of the prompt that presents a problem to the model."""
+    prompt: Prompt = STEP_BY_STEP
+    """A system message and a template of your own, in place of the style's."""
+    reward: Rewards = "correct"
+    """Reward of a completion: the answer check ("correct"), or one of your own."""
+
+    def _stage(self, *own: str, **more: Any) -> RLStage:
+        styled = self.prompt_style != "plain" and self.prompt == STEP_BY_STEP
+        own += ("dataset", "columns", "prompt_style", "reward", "max_bad_rows")
+        more |= {name: getattr(self, name) for name in own}
+        return RLStage(prompt=Prompt() if styled else self.prompt, **more)
+
+
+@checked
+class TrySettings(FirstSettings):
     """A few completions of a model before anything is trained: prompt, answer, reward, speed.
 
     MODEL is a folder or hub id of a model; or a recipe (.yaml), to try its training.
@@ -424,12 +442,6 @@ class TrySettings(Problems):
     """Number of completions."""
     each: Count = 2
     """Completions per problem; with 2 or more you see whether their rewards differ."""
-    prompt_style: Style = "plain"
-    """Format of the prompt that presents a problem to the model."""
-    prompt: Prompt = STEP_BY_STEP
-    """A system message and a template of your own, in place of the style's."""
-    reward: Rewards = "correct"
-    """Reward of a completion: the answer check ("correct"), or one of your own."""
     max_tokens: Count = 256
     """Maximum completion length in tokens."""
     temperature: Positive = 1.0
@@ -444,18 +456,12 @@ class TrySettings(Problems):
     @property
     def training(self) -> RLStage:
         """An RL stage on the same problems, with the same prompts and rewards."""
-        own = ("dataset", "columns", "prompt_style", "prompt", "reward", "top_p")
-        return RLStage(
-            **{name: getattr(self, name) for name in own},
-            limit=self.limit or -(-self.n // self.each),
-            max_bad_rows=self.max_bad_rows,
-            max_completion_length=self.max_tokens,
-            temperature=self.temperature,
-        )
+        sizes = {"limit": self.limit or -(-self.n // self.each)}
+        return self._stage("top_p", "temperature", max_completion_length=self.max_tokens, **sizes)
 
 
 @checked
-class InitSettings(Problems):
+class InitSettings(FirstSettings):
     """Write a first recipe, with comments, and print its dry run and the next commands."""
 
     file: Argument[Path] = Path("recipe.yaml")
@@ -468,14 +474,8 @@ class InitSettings(Problems):
     tests: str | None = None
     """Problems to evaluate on; when unset the last tenth of a file, the test split of a hub data
     set, or other generated ones."""
-    prompt_style: Style = "plain"
-    """Format of the prompt that presents a problem to the model."""
-    prompt: Prompt = STEP_BY_STEP
-    """A system message and a template of your own, in place of the style's."""
     method: Part = cast("Part", "atr")
     """The constraint; see trustclip methods."""
-    reward: Rewards = "correct"
-    """Reward of a completion: the answer check ("correct"), or one of your own."""
     sft: bool = True
     """Fine-tune on worked solutions first, if the data have them."""
     seed: Seed = 0
@@ -484,8 +484,7 @@ class InitSettings(Problems):
     @property
     def training(self) -> RLStage:
         """An RL stage on these problems, to load them and to make their prompts."""
-        own = ("columns", "prompt_style", "prompt", "method", "reward", "limit", "max_bad_rows")
-        return RLStage(dataset=self.dataset, **{name: getattr(self, name) for name in own})
+        return self._stage("method", "limit")
 
 
 @checked

@@ -102,7 +102,7 @@ def parse_json(text: bytes, *, exact: bool = False) -> Any:
     if len(text) > MOST_VALUES and inner + text.count(b",") > MOST_VALUES:
         raise ValueError(f"more than {MOST_VALUES:,} values")
     try:
-        value = (_EXACT if exact else _DECODER).decode(text.decode("utf-8"))
+        value = (_EXACT if exact else _DECODER).decode(text.decode("utf-8-sig"))
     except RecursionError as error:
         raise ValueError(f"nested more than {DEEPEST} levels deep") from error
     if inner > DEEPEST:

@@ -79,7 +79,7 @@ def test_a_first_recipe_of_own_data(here, capsys):
     given = "--columns.problem text --columns.answer label --prompt-style boxed --max-bad-rows 7"
     assert main(f"init mine.yaml --model tiny --dataset sums.jsonl {given}".split()) == 0
     out = capsys.readouterr().out
-    assert re.search("fine-tuning +60 updates on arithmetic", out), "a built-in model is primed"
+    assert re.search("fine-tuning +on arithmetic: this model", out), "a built-in model is primed"
     assert "put your final answer within \\boxed{}" in out, "the dry run shows the style's prompt"
     assert "\n  trustclip try mine.yaml\n" in out and "\n  trustclip run mine.yaml\n" in out
     recipe = checked(Path("mine.yaml"))

@@ -55,8 +55,7 @@ def reduce(level: Level, reduction: Reduction, x: Tensor, mask: Tensor) -> Tenso
 
 
 def _of_turns(reduction: Reduction, x: Tensor, mask: Tensor) -> Tensor:
-    starts = mask & ~pad(mask, (1, -1))
-    turn = starts.cumsum(dim=1)  # number of each token's turn, from 1. [batch, time]
+    turn = (mask & ~pad(mask, (1, -1))).cumsum(dim=1)  # of each token, from 1. [batch, time]
     operation, fill = ("amax", -torch.inf) if reduction == "max" else ("sum", 0.0)
 
     def over(values: Tensor) -> Tensor:

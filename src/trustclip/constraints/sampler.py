@@ -126,7 +126,7 @@ def sampler_metrics(batch: TokenBatch, method: Method | None = None, lags: bool 
             "identical_share": tokens & (log_ratio == 0),
         }
         metrics |= {prefix + k: (value.sum().to(dtype), known) for k, value in distances.items()}
-        ratio = safe_exp(zero_masked(log_ratio, tokens).sum(dim=1))  # [batch]
+        ratio = safe_exp(log_ratio.sum(dim=1))  # [batch]
         metrics[prefix + "sequence_ratio"] = _pair(ratio, whole)
         metrics[prefix + "sequence_ratio_squared"] = _pair(ratio.square(), whole)
     if batch.lag is not None and lags:

@@ -122,8 +122,7 @@ def changes_nothing(name: str) -> bool:
 
 def _unknown(name: str, fields: Collection[str], own: Collection[str]) -> str:
     """The error for an unknown field; one that the recipe sets itself may be meant."""
-    near = nearest(name, {*fields, *own})
-    if near in own:
+    if (near := nearest(name, {*fields, *own})) in own:
         return f"unknown field {name!r} of GRPOConfig; did you mean `{near}`, outside `trl`?"
     return unknown("field", name, fields, of="GRPOConfig")
 

@@ -89,7 +89,7 @@ problems')
 def _tuning(recipe: Recipe) -> str:
     sft = recipe.sft
     if sft is None:
-        return "60 updates on arithmetic" if recipe.model in BUILT_IN else "none"
+        return "on arithmetic: this model is untrained" if recipe.model in BUILT_IN else "none"
     epochs = f"{sft.num_train_epochs:g} epochs"
     return f"{f'{sft.max_steps} updates' if sft.max_steps > 0 else epochs} on {sft.dataset}"
 

@@ -69,7 +69,8 @@ def test_seeds_of_one_method_are_one_arm_paired_by_seed(tmp_path):
         answers["atr"], answers["clip"], strata, same_seeds=True
     )
     assert (mean.reference.label, mean.seeds) == ("clip ε=0.2", 3)
-    assert "paired by problem and seed" in text and "53 to 87" in text
+    assert "paired by problem and seed. " in text and "53 to 87" in text
+    assert "seed, over the seeds that" in compared(*folders[:-1])[1]
     rows = [
         line.split()[:2] for line in text.splitlines() if line.startswith(("Mean@4 ", "Pass@4 "))
     ]

@@ -111,10 +111,8 @@ def _arms(runs: Sequence[Run]) -> list[Group]:
     """One group per method with its seeds pooled; copies of a run form separate groups."""
     groups: list[Group] = []
     for group in group_runs(runs):
-        if len(set(group.seeds)) == len(group.runs):
-            groups.append(group)
-        else:
-            groups += [replace(group, runs=[run]) for run in group.runs]
+        distinct = len(set(group.seeds)) == len(group.runs)
+        groups += [group] if distinct else [replace(group, runs=[run]) for run in group.runs]
     if len(groups) < 2:
         arms = "; ".join(f"{g.label}, seeds {', '.join(map(str, g.seeds))}" for g in groups)
         raise ValueError(
@@ -141,8 +139,7 @@ def _require_equal_updates(runs: Sequence[Run]) -> None:
     if len(set(last.values())) > 1:
         ends = ", ".join(f"{path} at {step}" for path, step in last.items())
         common = set.intersection(*({e.step for e in r.trained} for r in runs if r.path in last))
-        steps = sorted(step for step in common if step is not None)
-        hint = f" Compare them with --step {steps[-1]}." if steps else ""
+        hint = f" Compare them with --step {max(filter(None, common))}." if common else ""
         raise ValueError(f"the last evaluations are of different updates: {ends}.{hint}")
 
 
@@ -153,11 +150,13 @@ def _heading(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]])
     by = [] if finals[0].number else [groups[0].unit]
     by += ["seed"] if any(c.same_seeds and c.seeds > 1 for c in comparisons) else []
     how = f", paired by {' and '.join(by)}" if by else ""
+    pairs = [(c.seeds, c.group.scored, c.reference.scored) for c in comparisons if c.same_seeds]
+    if any(seeds < max(len(ours), len(theirs)) for seeds, ours, theirs in pairs):
+        how += ", over the seeds that both have"
     tests = sum(c.difference is not None and c.p_holm == c.p_holm for c in comparisons)
     names = [title_of(those[0].metric) for those in by_kind.values() if those]
-    holm = f"Holm's correction counts {tests} comparison{'s' * (tests != 1)} in {names[0]}"
-    if len(names) > 1:
-        holm += f", and those in {names[1]} apart"
+    apart = f", and those in {names[1]} apart" if len(names) > 1 else ""
+    holm = f"Holm's correction counts {tests} comparison{'s' * (tests != 1)} in {names[0]}{apart}"
     return (
         f"Scores{at} are in percent. Differences are to {groups[0].label}{how}. Brackets hold "
         f"{100 * LEVEL:.0f} % intervals. {holm if tests else 'No test is possible'}."

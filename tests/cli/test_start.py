@@ -93,7 +93,7 @@ def test_a_first_recipe_of_own_data(here, capsys):
 def test_a_first_recipe_of_solved_problems_tunes_on_them_and_can_be_tried(here, capsys):
     assert main(["init", "--model", "tiny", "--seed", "3", "--limit", "32"]) == 0
     recipe = checked(Path("recipe.yaml"))
-    assert recipe.sft is not None and recipe.seed == 3
+    assert recipe.sft and recipe.eval and recipe.seed == 3
     assert recipe.sft.limit == recipe.rl.limit == recipe.eval.limit == 32
     assert recipe.rl.max_completion_length % 8 == 0 and recipe.rl.max_completion_length < 256
     capsys.readouterr()

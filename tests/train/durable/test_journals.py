@@ -3,6 +3,8 @@
 import pytest
 
 from trustclip.logs.samples import shards
+from trustclip.logs.writing.extents import Extents
+from trustclip.support.inside import OutsideError
 from trustclip.support.jsonl import append_jsonl, read_jsonl, scan
 from trustclip.train.problems.problem import Problem
 from trustclip.train.runs.directory import RunDirectory
@@ -81,3 +83,19 @@ def test_nothing_is_cut_where_one_file_is_refused(tmp_path, lost):
     with pytest.raises(ValueError, match=f"{lost} has lost lines"):
         resumed(run).rewind(cursor)
     assert (run.path / "gates.jsonl").read_bytes() == before
+
+
+def test_extents_follow_no_link_and_miss_no_change_before_a_write(tmp_path):
+    rows, link, extents = tmp_path / "rows", tmp_path / "link", Extents()
+    rows.write_text("1\n2\n")
+    link.symlink_to(rows)
+    extents.wrote(rows)
+    extent = extents.of(rows)
+    for act in (lambda: extents.of(link), lambda: extents.restore(link, extent)):
+        with pytest.raises(OutsideError, match="is a link"):
+            act()
+    rows.write_text("1")
+    with pytest.raises(ValueError, match="has lost lines"):
+        extents.restore(rows, extent)
+    extents.wrote(rows)
+    assert extents.changed() == {rows: "cut from 4 bytes to 1"}

@@ -27,7 +27,6 @@ from trustclip.train.problems.prompts import Prompt
 
 
 def test_help_names_every_command_and_loads_no_torch():
-    """Nor anything that the commands need and the library does not."""
     probe = (
         f"import sys; sys.modules.update(dict.fromkeys({CLI_PACKAGES})); "
         "from trustclip.cli.main import main; main(['--help']); "

@@ -91,9 +91,11 @@ def test_extents_follow_no_link_and_miss_no_change_before_a_write(tmp_path):
     link.symlink_to(rows)
     extents.wrote(rows)
     extent = extents.of(rows)
-    for act in (lambda: extents.of(link), lambda: extents.restore(link, extent)):
+    for at in (extent, 2):  # bytes alone, as checkpoints of the first release have them
         with pytest.raises(OutsideError, match="is a link"):
-            act()
+            extents.restore(link, at)
+    with pytest.raises(OutsideError, match="is a link"):
+        extents.of(link)
     rows.write_text("1")
     with pytest.raises(ValueError, match="has lost lines"):
         extents.restore(rows, extent)

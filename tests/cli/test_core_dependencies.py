@@ -62,6 +62,16 @@ def test_every_method_works_without_what_the_commands_need() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("package", CLI_PACKAGES)
+@pytest.mark.parametrize("command, extra", [("bounds", "cli"), ("demo", "train")])
+def test_a_command_without_its_extra_names_it(package: str, command: str, extra: str) -> None:
+    code = f"from trustclip.cli.main import main\nsys.exit(main(['{command}', 'atr']))"
+    done = without((package,), code)
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.count("\n") == 1
+    assert package in done.stderr and f"pip install 'trustclip[{extra}]'" in done.stderr
+
+
 def test_the_extra_holds_what_the_commands_import() -> None:
     def names(requirements: list[str]) -> set[str]:
         return {entry.split(">=")[0] for entry in requirements}

@@ -67,7 +67,9 @@ def test_aggregation_against_loops(lengths: list[int], values: list[float]) -> N
         (aggregate("token_mean", x, mask), total / sum(lengths)),
         (aggregate("sequence_mean", x, mask), statistics.fmean(map(statistics.fmean, rows))),
         (aggregate("dr_grpo", x, mask, max_length=6), total / (6 * len(lengths))),
+        (aggregate("dr_grpo", x, mask, max_length=1), total / len(lengths)),
         (aggregate("dapo", x, mask), total / sum(lengths)),
+        (aggregate("dapo", x, mask, total_tokens=1), total),
         (aggregate("dapo", x, mask, total_tokens=50), total / 50),
         (aggregate("dapo", x, mask, total_tokens=torch.tensor(1)), total),
     ):
@@ -126,13 +128,18 @@ def test_nothing_unmasked_is_a_zero_loss_with_a_zero_gradient() -> None:
     [
         ("logp", torch.zeros(3)),
         ("logp", [[0.0] * 4] * 3),
+        ("logp", None),
         ("logp_old", None),
         ("advantages", torch.zeros(3, 1)),
         ("advantages", torch.zeros(3, 4, dtype=torch.int64)),
+        ("mask", None),
         ("mask", torch.ones(3, 4)),
         ("mask", torch.ones(4, 3, dtype=torch.bool)),
         ("entropy", torch.zeros(3, 5)),
+        ("kl_old_new", torch.zeros(4, 3)),
+        ("kl_new_old", torch.zeros(3, 4, dtype=torch.int64)),
         ("keys", torch.zeros(3, 4)),
+        ("groups", torch.zeros(3, 4)),
     ],
 )
 def test_a_batch_refuses_what_does_not_fit(field: str, wrong: object) -> None:

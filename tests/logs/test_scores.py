@@ -280,6 +280,7 @@ def test_offline_runs_of_wandb_are_curves(tmp_path, monkeypatch):
         ("arm,problem,score\na,1,inf\nb,1,1\n", "score inf is not from 0 to 1"),
         ("arm,problem,sample,score\na,1,0,1\na,1,0,0\nb,1,0,1\n", "has two scores, 1.0 and 0.0"),
         ("arm,problem,score\na,1,1\n", "needs runs of at least two methods"),
+        ("arm,problem,score\na,1,1\nb,2,1\nb,3,1\n", "were evaluated on different problems"),
         ("arm,problem,score\na,1,1\nb,2,1\n", "were evaluated on different problems"),
         ("arm,problem\na,1\n", "none is called `score`"),
         ("arm,problem,score\na,1,1\nb,1,\n", "every answer is lost"),

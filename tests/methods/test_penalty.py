@@ -52,10 +52,11 @@ def test_traits_are_joined_and_no_trainer_is_its_twin() -> None:
         (("k4", 0.1), ["`divergence`", "'k4'", "'k2'"]),
         (("k1", 0.1), ["'k1' needs `anchor` 'ref'", "'old'"]),
         (("k2", -1.0), ["`beta`", "greater than 0", "-1.0"]),
+        (("k2", 0.1, "old"), ["positional"]),
     ],
 )
 def test_a_mistake_is_reported_where_it_is_made(arguments: tuple, words: list[str]) -> None:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises((ValueError, TypeError)) as caught:
         tc.penalty(*arguments)
     assert all(word in str(caught.value) for word in words), caught.value
 

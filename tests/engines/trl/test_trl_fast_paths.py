@@ -283,7 +283,6 @@ def test_states_are_kept_where_memory_allows_and_nobody_asked(
 PAGES = """
 import os, resource, torch
 from trustclip.engines.trl import fast_paths
-
 for own in ({"MALLOC_TRIM_THRESHOLD_": "131072"}, {}):
     os.environ.update(own)
     fast_paths.keep_memory()

@@ -139,11 +139,7 @@ def test_whole_groups_give_an_update_all_completions_of_its_prompts(tmp_path):
     assert prompts_of_updates(whole_groups=True) == [1, 1, 1, 1]
 
 
-#: With few blocks of cache: TRL's default takes half of the machine's memory.
-CONTINUOUS = {
-    "use_transformers_continuous_batching": True,
-    "transformers_continuous_batching_config": {"num_blocks": 64},
-}
+FEW = {"transformers_continuous_batching_config": {"num_blocks": 64}}  # not half the memory
 
 
 @pytest.mark.parametrize(
@@ -153,7 +149,7 @@ CONTINUOUS = {
         ({"max_completion_length": 60}, False, "that would save 4.7%."),
         ({"head": "trl"}, False, "Prompts are not shared: head='trl'."),
         ({"share_prompts": False}, False, ""),
-        (CONTINUOUS, False, "an attention of its own."),
+        ({"use_transformers_continuous_batching": True, **FEW}, False, "an attention of its own."),
     ],
     ids=str,
 )

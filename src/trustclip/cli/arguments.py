@@ -30,6 +30,11 @@ def require(*packages: str) -> None:
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
+def without(argv: Sequence[str], flag: str) -> tuple[list[str], bool]:
+    """The arguments without a flag, and whether it is among them."""
+    return [argument for argument in argv if argument != flag], flag in argv
+
+
 def print_help(
     argv: Sequence[str], cls: type, command: str, *, usage: str = "", examples: str = ""
 ) -> None:

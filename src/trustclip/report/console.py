@@ -139,7 +139,8 @@ def _require_equal_updates(runs: Sequence[Run]) -> None:
     if len(set(last.values())) > 1:
         ends = ", ".join(f"{path} at {step}" for path, step in last.items())
         common = set.intersection(*({e.step for e in r.trained} for r in runs if r.path in last))
-        hint = f" Compare them with --step {max(filter(None, common))}." if common else ""
+        steps = sorted(step for step in common if step is not None)
+        hint = f" Compare them with --step {steps[-1]}." if steps else ""
         raise ValueError(f"the last evaluations are of different updates: {ends}.{hint}")
 
 
@@ -148,10 +149,10 @@ def _heading(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]])
     at = f" at update {finals[0].step}" if finals[0].step is not None else ""
     comparisons = by_kind["mean"]
     by = [] if finals[0].number else [groups[0].unit]
-    by += ["seed"] if any(c.same_seeds and c.seeds > 1 for c in comparisons) else []
+    paired = [c for c in comparisons if c.same_seeds]
+    by += ["seed"] if any(c.seeds > 1 for c in paired) else []
     how = f", paired by {' and '.join(by)}" if by else ""
-    pairs = [(c.seeds, c.group.scored, c.reference.scored) for c in comparisons if c.same_seeds]
-    if any(seeds < max(len(ours), len(theirs)) for seeds, ours, theirs in pairs):
+    if any(c.seeds < max(len(c.group.scored), len(c.reference.scored)) for c in paired):
         how += ", over the seeds that both have"
     tests = sum(c.difference is not None and c.p_holm == c.p_holm for c in comparisons)
     names = [title_of(those[0].metric) for those in by_kind.values() if those]

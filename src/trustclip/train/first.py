@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -140,10 +141,11 @@ def recipe_text(
         output=_yaml(f"runs/{name}"), seed=settings.seed,
     )]  # fmt: skip
     steps = min(GROUP, sizes.problems)
-    few = {most: min(most, settings.limit or most) for most in (64, 256)}
+    most = settings.limit or inf  # problems
     if settings.sft and sizes.answer:
         length = -(-(sizes.prompt + sizes.answer) // 8) * 8
-        parts.append(_SFT.format(data=_yaml(data), prompt=prompt, length=length, limit=few[256]))
+        few = min(256, most)
+        parts.append(_SFT.format(data=_yaml(data), prompt=prompt, length=length, limit=few))
     numbers = {
         "length": sizes.completion,
         "why": "twice the longest solution" if sizes.answer else "raise it if answers are cut off",
@@ -160,7 +162,8 @@ def recipe_text(
         parts.append(f"# {evaluation['why']}: with an eval section, scores are measured.\n")
     else:
         values = {name: _yaml(value) for name, value in evaluation.items()}
-        parts.append(_EVAL.format(**values, prompt=prompt, length=sizes.completion, limit=few[64]))
+        few = min(64, most)
+        parts.append(_EVAL.format(**values, prompt=prompt, length=sizes.completion, limit=few))
     return "\n".join(parts)
 
 
@@ -170,7 +173,8 @@ def _prompt_lines(settings: InitSettings) -> str:
     lines = [f"  prompt_style: {settings.prompt_style}"]
     lines += [f"  prompt: {_yaml(prompt)}"] if prompt else []
     lines += [f"  columns: {_yaml(dict(settings.columns))}"] if settings.columns else []
-    lines += [f"  max_bad_rows: {bad}"] if (bad := settings.max_bad_rows) != 100 else []
+    if settings.max_bad_rows != InitSettings.max_bad_rows:
+        lines.append(f"  max_bad_rows: {settings.max_bad_rows}")
     return "\n".join(lines)
 
 

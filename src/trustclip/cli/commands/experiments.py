@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trustclip.cli.arguments import changes_of, parse, require
+from trustclip.cli.arguments import changes_of, parse, require, without
 from trustclip.support.marks import Argument
 from trustclip.support.terminal import Terminal, say
 from trustclip.train.settings.stages import (
@@ -118,18 +118,19 @@ def sft(argv: Sequence[str]) -> None:
 
 
 def rl(argv: Sequence[str]) -> int | None:
-    rest = [word for word in argv if word != "--dry-run"]
+    rest, dry = without(argv, "--dry-run")
     options = settings(RLSettings, rest, "rl")
-    if "--dry-run" in argv:
+    if dry:
         return _work("rl --dry-run", options)
     _work("rl", options)
 
 
 def evaluate(argv: Sequence[str]) -> None:
-    if "--grade" in argv:
+    rest, graded = without(argv, "--grade")
+    if graded:
         from trustclip.cli.commands.stored import Grade
 
-        parse(Grade, [word for word in argv if word != "--grade"], "eval --grade")()
+        parse(Grade, rest, "eval --grade")()
     else:
         _work("eval", settings(EvalSettings, argv, "eval"))
 
@@ -158,13 +159,13 @@ def run(argv: Sequence[str]) -> int | None:
     from trustclip.train.files import ALIASES, load_recipe, with_folder
     from trustclip.train.shipped import locate
 
-    rest = [word for word in argv if word != "--dry-run"]
+    rest, dry = without(argv, "--dry-run")
     files, changes = changes_of(rest, Recipe, ALIASES)
     if len(files) != 1:
         raise ValueError(f"give one recipe file, got {len(files)}; see trustclip run --help.")
     file = locate(Path(files[0]))
     recipe = load_recipe(file, with_folder(file, changes))
-    if "--dry-run" in argv:
+    if dry:
         return _work("run --dry-run", recipe)
     directory = _work("run", recipe)
     if directory.summary.get("finished"):

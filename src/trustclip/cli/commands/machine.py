@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from trustclip.cli.arguments import parse, print_help, split_option
+from trustclip.cli.arguments import parse, print_help, split_option, without
 from trustclip.support.marks import Metavar
 from trustclip.support.terminal import say
 
@@ -69,8 +69,9 @@ class Doctor:
 def doctor(argv: Sequence[str]) -> int:
     print_help(argv, Doctor, "doctor")
     for flag, check in (("--verl", _verl), ("--sampler", _sampler), ("--distributed", _launched)):
-        if flag in argv:
-            return check([part for part in argv if part != flag])
+        rest, asked = without(argv, flag)
+        if asked:
+            return check(rest)
     status = parse(Doctor, argv, "doctor")()
     return status if argv else 0  # of the machine alone; nobody has asked about a schedule
 

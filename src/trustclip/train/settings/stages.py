@@ -421,10 +421,12 @@ class FirstSettings(Problems):
     """Reward of a completion: the answer check ("correct"), or one of your own."""
 
     def _stage(self, *own: str, **more: Any) -> RLStage:
+        """A stage with these problems, the settings named ``own``, and ``more`` beside them."""
+        # Another style has a prompt of its own, which the default must not replace.
         styled = self.prompt_style != "plain" and self.prompt == STEP_BY_STEP
-        own += ("dataset", "columns", "prompt_style", "reward", "max_bad_rows")
-        more |= {name: getattr(self, name) for name in own}
-        return RLStage(prompt=Prompt() if styled else self.prompt, **more)
+        own = ("dataset", "columns", "prompt_style", "reward", "max_bad_rows", *own)
+        settings = {name: getattr(self, name) for name in own}
+        return RLStage(prompt=Prompt() if styled else self.prompt, **settings, **more)
 
 
 @checked
@@ -456,8 +458,12 @@ class TrySettings(FirstSettings):
     @property
     def training(self) -> RLStage:
         """An RL stage on the same problems, with the same prompts and rewards."""
-        sizes = {"limit": self.limit or -(-self.n // self.each)}
-        return self._stage("top_p", "temperature", max_completion_length=self.max_tokens, **sizes)
+        return self._stage(
+            "top_p",
+            "temperature",
+            limit=self.limit or -(-self.n // self.each),
+            max_completion_length=self.max_tokens,
+        )
 
 
 @checked

@@ -170,11 +170,14 @@ def _products(tokens: int, out: int, into: int, dtype: Any, count: int) -> float
 def _of_readme(arm: str, model: str, folder: str) -> Any:
     """The trainer of README's snippet, or of the same lines with TRL's own classes.
 
-    The model and the reward are replaced: with none that is right every advantage would be 0.
+    The model and the reward are replaced: with none that is right every advantage would be 0. So
+    are the problems: an answer to these is cut at its greatest length, whoever samples it, so that
+    every line has the same number of tokens.
     """
     text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     code = next(b for b in re.findall(r"```python\n(.*?)```", text, re.S) if "GRPOTrainer" in b)
     code = code.replace("trainer.train()", "").replace('"out"', f'{folder!r}, save_strategy="no"')
+    code = code.replace("{a} + 2 - 1 + {b} - 2 + 1", "Tell a story of {a} ducks and {b} geese.")
     code = code.replace('"runs/demo-atr-seed0/final"', repr(model)).replace("=reward", "=_reward")
     if ARMS[arm] is None:
         code = re.sub(r"from trustclip\.engines\.trl .*", "from trl import GRPOConfig, GRPOTrainer",
@@ -246,10 +249,10 @@ def main() -> None:
     if args.one:
         print(json.dumps(measured(args.one, args)))
         return
-    print("| | sampling, CPU s | tokens/s | an update, CPU s | all, CPU s | × the first "
+    print("| | tokens | sampling, CPU s | tokens/s | an update, CPU s | all, CPU s | × the first "
           "| floor, CPU s | × the floor | once, CPU s | peak of sampling, GiB "
           "| of updates |")  # fmt: skip
-    print("|---|" + "---:|" * 10)
+    print("|---|" + "---:|" * 11)
     first = None
     quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     for arm in args.arms:
@@ -263,7 +266,8 @@ def main() -> None:
         whole = got["sampling"] + got["updates"]
         first = first or whole
         print(
-            f"| {arm} | {got['sampling']:.1f} | {got['tokens'] / got['sampling']:.0f} "
+            f"| {arm} | {got['tokens']:.0f} | {got['sampling']:.1f} "
+            f"| {got['tokens'] / got['sampling']:.0f} "
             f"| {got['updates'] / args.updates:.2f} | {whole:.1f} | {whole / first:.2f} "
             f"| {got['floor']:.1f} | {whole / got['floor'] if got['floor'] else 0:.2f} "
             f"| {got['once']:.1f} | {got['peak_sampling']:.2f} | {got['peak_updates']:.2f} |",

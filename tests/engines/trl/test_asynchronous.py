@@ -242,6 +242,6 @@ def test_another_loss_is_an_error_in_the_first_update(folder, tmp_path, monkeypa
 
 
 def test_a_release_without_what_is_used_is_refused(monkeypatch):
-    monkeypatch.setattr(upstream, "ASYNC_KEYS", ("segment_id", "sample_id"))
+    monkeypatch.setattr(upstream, "RELIED_ON_ASYNC", ("segment_id", "sample_id"))
     with pytest.raises(ImportError, match=r"no sample_id, which .* Install trl 1\.16"):
         upstream.asynchronous_trainer()

@@ -5,9 +5,9 @@ aggregation. We give it per-token advantages ``c A / w`` instead of ``A``, so th
 that of our method, and everything TRL does around it (aggregation, KL to a reference, correction of
 the sampler's log-probabilities, entropy bonus, LoRA, accumulation, distribution) stays TRL's. Its
 clip is open, but on tokens that the method has cut: there it holds the loss at the method's value,
-so that the logged loss is that of the method, too. `trustclip.engines.trl.upstream` lists what this
-relies on; one assumption is in no list: `_compute_loss` reads ``inputs["advantages"]`` and the
-bounds of its clip after `_get_per_token_logps_and_entropies` has returned.
+so that the logged loss is that of the method, too. This relies on `_compute_loss` reading
+``inputs["advantages"]`` and the bounds of its clip after `_get_per_token_logps_and_entropies` has
+returned. `trustclip.engines.trl.upstream` says what else another release is looked at for.
 
 In one file because TRL's trainer is one class, and what it overrides shares the phase.
 """

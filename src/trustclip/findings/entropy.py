@@ -8,9 +8,7 @@ from statistics import fmean, linear_regression
 from trustclip.findings.course import Course
 from trustclip.findings.facts import FALLEN, RISEN, SCATTERED
 from trustclip.findings.finding import Finding
-from trustclip.findings.gate import describe_words
 from trustclip.findings.rows import PREFIX, ends, mean, percent, values
-from trustclip.logs.digest import Words
 from trustclip.support.jsonl import Row
 
 #: Half the width of a 95 % interval in standard errors.
@@ -106,8 +104,7 @@ def of_run(course: Course) -> Iterator[Finding]:
     change = Change.of_entropy(course.rows)
     if change is None:
         return
-    words = course.log.digest.words if course.log is not None and course.log.digest else None
-    text = change.sentence(moved=course.moved) + _push(course, words)
+    text = change.sentence(moved=course.moved) + _push(course)
     evidence = {"entropy": change.last, "entropy at first": change.first}
     if change.clear and course.moved and change.first > 0:
         if change.last < FALLEN * change.first:
@@ -127,11 +124,7 @@ def of_run(course: Course) -> Iterator[Finding]:
     yield Finding("entropy/course", "note", text, evidence)
 
 
-def _push(course: Course, words: Words | None) -> str:
-    if words is not None and words.push:
-        pushers = words.entropy()
-        most = f", most of all {describe_words(words, pushers)}" if pushers else ""
-        return f" To first order, the kept tokens {_direction(words.push)} the entropy{most}."
+def _push(course: Course) -> str:
     cut, kept = (values(course.full, f"entropy_slope/{name}") for name in ("cut", "kept"))
     if not (cut and kept) or fmean(cut) == 0:
         return ""

@@ -12,7 +12,6 @@ from trustclip.findings.course import Course
 from trustclip.findings.facts import AT_LIMIT, OFTEN, OUTSIDE, SELDOM, STANDS_OUT, STILL, TINY
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import PREFIX, mean, over_tokens, percent, values
-from trustclip.logs.digest import Words
 from trustclip.logs.log import Log
 from trustclip.support.jsonl import Row
 
@@ -41,8 +40,6 @@ def of_run(course: Course) -> Iterator[Finding]:
     if course.cut > 0:
         yield from _quadrants(course)
         yield from (Finding("gate/tokens", "note", text) for text in _kinds(course))
-        if course.log is not None and course.log.digest:
-            yield from _words(course.log.digest.words)
     yield from _threshold(course.full)
     yield from _agreement(course.full)
 
@@ -261,24 +258,6 @@ def _describe_kind(kind: str, name: str) -> str:
         return f"quarter {name}"
     low, _, high = name.partition("_")
     return f"tokens above {low}" if high == "inf" else f"tokens from {low} to {high}"
-
-
-def _words(words: Words) -> Iterator[Finding]:
-    for kind, ranking in (
-        ("The tokens cut most", words.cut()),
-        ("The tokens with A > 0 cut most", words.cut(positive=True)),
-    ):
-        if ranking:
-            yield Finding("gate/words", "note", f"{kind} were {describe_words(words, ranking)}.")
-
-
-def describe_words(words: Words, ranking: Sequence[tuple[str | int, float]]) -> str:
-    """Words with their shares of something, beside those of all tokens."""
-    parts = []
-    for word, share in ranking:
-        text = repr(word) if isinstance(word, str) else f"token {word}"
-        parts.append(f"{text} ({percent(share)}; {percent(words.share(word))} of all tokens)")
-    return ", ".join(parts)
 
 
 def _acting_threshold(course: Course) -> str:

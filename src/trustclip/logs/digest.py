@@ -1,85 +1,23 @@
 """Metrics from recorded tokens: the same numbers that our own engines log, step by step.
 
 Everything is a sum over batches of bounded size, so a file of any length takes the memory of a few
-batches, of `OPEN` steps and of the vocabulary.
+batches and of `OPEN` steps.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from trustclip.constraints.batch import Surrogate, TokenBatch
-from trustclip.constraints.diagnostics import Window, entropy_slope
+from trustclip.constraints.diagnostics import Window
 from trustclip.logs.tokens import TokenRow, padded, token_batch
 from trustclip.support.jsonl import Row
 
 #: Padded tokens of a batch, and steps that are open at once; a step is done when so many later
 #: ones have begun.
 TOKENS, OPEN = 1 << 16, 8
-#: Different tokens that are counted one by one; rarer ones that come later are counted together.
-WORDS = 1 << 19
-#: So many words are named; each needs this share and this number of tokens.
-TOP, SHARE, FEW = 3, 0.01, 10
-
-#: Of a word: tokens, tokens cut, tokens of positive advantage cut, push on the entropy.
-_COUNT, _CUT, _CUT_POSITIVE, _SLOPE = range(4)
-
-
-@dataclass
-class Words:
-    """Sums for each different token, by its text, or by its id where there is no text."""
-
-    places: dict[str | int, int] = field(default_factory=dict)
-    sums: np.ndarray = field(default_factory=lambda: np.zeros((0, 4)))
-
-    def add(self, words: Sequence[str | int], values: np.ndarray) -> None:
-        """Add tokens. ``values`` has the shape [tokens, 4]."""
-        places = []
-        for word in words:
-            known = word in self.places or len(self.places) < WORDS
-            places.append(self.places.setdefault(word if known else "others", len(self.places)))
-        if len(self.places) > len(self.sums):
-            grown = np.zeros((2 * len(self.places), 4))
-            grown[: len(self.sums)] = self.sums
-            self.sums = grown
-        for column in range(4):
-            self.sums[:, column] += np.bincount(
-                places, weights=values[:, column], minlength=len(self.sums)
-            )
-
-    def share(self, word: str | int) -> float:
-        """Share of a word among all tokens."""
-        return self.sums[self.places[word], _COUNT] / max(self.sums[:, _COUNT].sum(), 1.0)
-
-    def cut(self, *, positive: bool = False) -> list[tuple[str | int, float]]:
-        """The words cut most often, and their shares of the cuts (of those with A > 0)."""
-        return self._most(self.sums[:, _CUT_POSITIVE if positive else _CUT])
-
-    @property
-    def push(self) -> float:
-        """What all kept tokens do to the entropy, to first order and per unit of step size."""
-        return float(self.sums[:, _SLOPE].sum())
-
-    def entropy(self) -> list[tuple[str | int, float]]:
-        """The words that push the entropy most, in the direction of `push`, with their shares."""
-        return self._most(self.sums[:, _SLOPE] * np.sign(self.push))
-
-    def _most(self, values: np.ndarray) -> list[tuple[str | int, float]]:
-        """Words with the largest positive values, and their shares of all positive values.
-
-        Left out are words of a small share, or of few tokens: among many there is always a highest.
-        """
-        values = np.maximum(values[: len(self.places)], 0.0)
-        total, words = values.sum(), list(self.places)
-        order = np.argsort(-values, kind="stable")[:TOP] if total > 0 else []
-        return [
-            (words[i], values[i] / total)
-            for i in order
-            if values[i] >= SHARE * total and self.sums[i, _COUNT] >= FEW
-        ]
 
 
 @dataclass(frozen=True)
@@ -87,21 +25,20 @@ class Digest:
     """What the tokens of a log say."""
 
     rows: Sequence[Row]  # a row a step, with our metrics (``trustclip/...``)
-    words: Words  # empty where tokens have neither text nor id
     completions: int
     tokens: int
     has: frozenset[str]  # columns that every row had
 
 
 #: Columns that a log may lack.
-_OPTIONAL = ("logp_old", "logp_rollout", "entropy", "kept", "token", "token_id", "step")
+_OPTIONAL = ("logp_old", "logp_rollout", "entropy", "kept", "step")
 #: Metrics that need a column; without it, what the window computes has no meaning.
 _NEED_KEPT = ("gated", "advantage_cut", "entropy_slope/cut", "entropy_slope/kept")
 _NEED_OLD = ("off_policy", "ratio", "k1", "k2", "k3", "ess", "parts")
 
 
 def digest(path: Path, rows: Iterable[TokenRow], *, two_policies: bool = False) -> Digest:
-    """Metrics of all steps, and sums for each word, in one pass over rows in order of their steps.
+    """Metrics of all steps in one pass over rows in order of their steps.
 
     ``two_policies``: the trainer measures its ratio against the sampler, so that ``logp_old`` is
     the sampler's, too.
@@ -116,7 +53,7 @@ def digest(path: Path, rows: Iterable[TokenRow], *, two_policies: bool = False) 
         raise ValueError(f"{path} holds no completion.")
     state.close(0)
     steps = sorted(state.rows, key=lambda row: row["step"])
-    return Digest(steps, state.words, state.completions, state.tokens, frozenset(state.has))
+    return Digest(steps, state.completions, state.tokens, frozenset(state.has))
 
 
 def _chunks(rows: Iterable[TokenRow]) -> Iterator[list[TokenRow]]:
@@ -140,7 +77,6 @@ class _State:
     def __init__(self, path: Path, two_policies: bool) -> None:
         self.path, self.two_policies = path, two_policies
         self.rows: list[Row] = []
-        self.words = Words()
         self.completions = self.tokens = 0
         self.has = {*_OPTIONAL}
         self._open: dict[int, tuple[Window, dict[str, float]]] = {}
@@ -164,30 +100,7 @@ class _State:
         self.completions += len(rows)
         self.tokens += int(batch.mask.sum())
         _add_completions(sums, rows, batch)
-        if "token" in has or "token_id" in has:
-            self._add_words(rows, batch, kept, "token" if "token" in has else "token_id")
         self.close(OPEN)
-
-    def _add_words(
-        self, rows: list[TokenRow], batch: TokenBatch, kept: torch.Tensor, name: str
-    ) -> None:
-        mask = batch.mask.numpy()
-        cut = (batch.mask & ~kept).numpy()
-        slope = np.zeros(mask.shape)
-        if batch.entropy is not None:
-            slope = (entropy_slope(batch) * kept).numpy()
-        values = np.stack([mask, cut, cut & (batch.advantages > 0).numpy(), slope], axis=-1)
-        words: list[str | int] = []
-        chosen = []
-        for place, row in enumerate(rows):
-            length = len(row.logp)
-            column = getattr(row, name)
-            texts = column if isinstance(column, list) else column.tolist()
-            use = mask[place, :length]
-            words += [word for word, counts in zip(texts, use, strict=True) if counts]
-            chosen.append(values[place, :length][use])
-        if words:
-            self.words.add(words, np.nan_to_num(np.concatenate(chosen)))
 
     def close(self, keep: int) -> None:
         """Turn all but the last ``keep`` steps into rows."""

@@ -1,14 +1,11 @@
 """Rows of docs/fast-paths.md: a fast path is equal to plain TRL, or declined with a reason."""
 
 import copy
-import datetime
-import decimal
 import logging
 import subprocess
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import trl_runs
@@ -225,27 +222,6 @@ def test_the_logged_loss_is_that_of_trl(tmp_path, method, args, theirs, settings
     )
     for name in ("loss", "policy_loss", "entropy"):
         assert b.column(name) == pytest.approx(a.column(name), rel=1e-4, abs=1e-6), name
-
-
-def test_whatever_is_logged_of_completions_can_be_stored(tmp_path):
-    odd = [np.str_("a"), np.float32(0.5), decimal.Decimal("0.1"), datetime.date(2026, 1, 1)]
-
-    def reward(completions: Any, log_extra: Any, **_: Any) -> list[float]:
-        for number, value in enumerate(odd):
-            log_extra(f"odd {number}", [value] * len(completions))
-        return share_of_even_digits(completions)
-
-    settings = {"save_strategy": "steps", "save_steps": 1, "log_completions": True}
-    from trustclip.train.trainers import DurableGRPOTrainer
-
-    given = {"reward_funcs": reward}
-    trainer = build(tmp_path, None, DurableGRPOTrainer, given=given, max_steps=2, **settings)
-    trainer.train()
-    assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-000001", "step-000002"]
-    from trustclip.train.durable import states
-
-    extra = states.load(tmp_path / "step-000002", "rank-0")["progress"]["logs"]["extra"]
-    assert [extra[f"odd {n}"][0] for n in range(4)] == ["a", 0.5, "0.1", "2026-01-01"]
 
 
 def test_without_a_config_there_are_defaults_under_which_a_constraint_acts(tmp_path, monkeypatch):

@@ -37,12 +37,7 @@ from trustclip.engines.trl.config import ConstrainedGRPOConfig
 from trustclip.engines.trl.gradient_check import verified
 from trustclip.engines.trl.inputs import LAG, STATISTICS, inject, token_batch, token_mask
 from trustclip.engines.trl.phases import Generating, PassResult, Training
-from trustclip.engines.trl.recording.records import (
-    Recorded,
-    attach_recorders,
-    restore_logs,
-    stored_logs,
-)
+from trustclip.engines.trl.recording.records import Recorded, attach_recorders
 from trustclip.engines.trl.recording.shares import clip_ratios
 from trustclip.engines.trl.sampling import generate, sampled
 from trustclip.engines.trl.sampling.decoding import Decoder
@@ -128,8 +123,7 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         "windows": dict[Literal["train", "eval"], _WINDOW],
         "method": schemas.Numbers,
         "old_head": Tensor | None,
-        "average": NotRequired[Any],  # in checkpoints of an earlier release
-        "logs": dict[str, Any],
+        **dict.fromkeys(("average", "logs"), NotRequired[Any]),  # of an earlier release
     }
     #: Arguments that give them their meaning.
     shape: ClassVar = ("num_generations", "steps_per_generation", "num_iterations")
@@ -562,7 +556,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             "windows": {mode: window.state_dict() for mode, window in self._windows.items()},
             "method": state(self.method),
             "old_head": self._watch.old_head,
-            "logs": stored_logs(self._logs) if self.log_completions else {},
         }
 
     def restore(self, progress: dict[str, Any]) -> None:
@@ -572,7 +565,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             self._windows[mode].load_state_dict(window)
         self.method = restored(self.method, progress["method"])
         self._watch.old_head = progress["old_head"]
-        restore_logs(self._logs, progress["logs"])
 
     def _forget_update(self) -> None:
         self._update = diagnostics.Window()

@@ -1,6 +1,5 @@
 """What a trainer reports to its recorder about each generation and update."""
 
-import numbers
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,9 +29,6 @@ BRIEF_OF_SAMPLER = {
     *("sampler/gated_old", "sampler/gated_rollout"),
 }
 _ASKED_FOR = ("threshold/", "penalty", "agreement/", "kl_", "shadow/", "drift/share")
-
-#: What TRL shows of the last generation: columns, and tables of them.
-_COLUMNS, _TABLES = ("prompt", "completion", "advantages"), ("rewards", "extra")
 
 
 @dataclass(frozen=True)
@@ -264,43 +260,3 @@ def attach_recorders(trainer: Any) -> None:
     for callback in trainer.callback_handler.callbacks:
         if hasattr(callback, "attach"):
             callback.attach(trainer)
-
-
-def stored_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """TRL's log of the last generation, in a form for checkpoints."""
-    columns = {name: list(logs[name]) for name in _COLUMNS}
-    tables = {name: {c: list(values) for c, values in logs[name].items()} for name in _TABLES}
-    return storable(columns | tables)
-
-
-def restore_logs(logs: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-    """Restore the logs from `stored_logs`."""
-    for name, values in stored.items():
-        if name in _COLUMNS:
-            logs[name].extend(values)
-        else:
-            for column, items in values.items():
-                logs[name][column].extend(items)
-
-
-def storable(value: Any) -> Any:
-    """Nested values for a checkpoint: plain types, all else as text, images without pixels.
-
-    Example:
-      >>> import decimal
-      >>> storable([{"type": "image", "image": object()}, decimal.Decimal("0.10"), (1, None)])
-      [{'type': 'image'}, '0.10', [1, None]]
-    """
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, numbers.Real):
-        return float(value)
-    if isinstance(value, Mapping):
-        if value.get("type") == "image":
-            return {"type": "image"}  # as TRL shows it
-        return {str(name): storable(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [storable(item) for item in value]
-    return str(value)

@@ -87,7 +87,7 @@ def test_a_run_records_everything(whole):
     assert summary["finished"] and summary["method"]["delta"] == 0.05
     assert summary["skipped_steps"] == 0 and summary["cpu_seconds"] > 0
     environment = json.loads((run / "environment.json").read_text())
-    assert set(environment) == {"versions", "platform", "processor", "processors", "argv", "git"}
+    assert set(environment) == {"versions", "platform", "processor", "processors", "git"}
     assert "atr" in (run / "final/README.md").read_text()
 
 

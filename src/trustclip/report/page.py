@@ -22,7 +22,7 @@ from trustclip.report.microscope import SCRIPTS, token_page, tokens_data
 from trustclip.report.tables import latex, markdown
 from trustclip.support.inside import Inside
 from trustclip.support.jsonl import write_text
-from trustclip.support.secrets import redact, redacted_argv
+from trustclip.support.secrets import redact
 from trustclip.support.text import duration, percent, title_of
 
 if TYPE_CHECKING:
@@ -158,10 +158,8 @@ def _run(entry: RunFindings) -> dict[str, Any]:
 
 
 def _as_yaml(record: dict[str, Any]) -> str:
-    """A record of a run as YAML, without the secrets that an older version may have written."""
-    public = redact(record)
-    if isinstance(argv := public.get("argv"), list):
-        public["argv"] = redacted_argv([str(argument) for argument in argv])
+    """A record of a run as YAML, without what an older version may have written of secrets."""
+    public = redact({name: value for name, value in record.items() if name != "argv"})
     return yaml.safe_dump(public, sort_keys=False, allow_unicode=True)
 
 

@@ -1,18 +1,13 @@
 """Secrets stay out of what a run writes down: tokens, passwords and keys, wherever they appear."""
 
-import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-import yaml
-
-from trustclip.support.reading import parse_yaml
 
 #: Replaces a secret.
 HIDDEN = "[redacted]"
 
-#: Names of settings that hold a secret, e.g. ``hub_token``, ``--api-key``, ``WANDB_API_KEY``.
+#: Names of settings that hold a secret, e.g. ``hub_token``, ``api-key``, ``WANDB_API_KEY``.
 _NAME = re.compile(
     r"(^|[._-])(token|passwords?|passwd|pwd|passphrases?|secrets?|credentials?|authorization"
     r"|cookies?|jwt|creds|dsn|connection[_-]?string|webhook([_-]?url)?"
@@ -84,31 +79,3 @@ def redact(value: Any, name: str = "") -> Any:
     for pattern, replacement in _TEXT:
         value = pattern.sub(replacement, value)
     return value
-
-
-def redacted_argv(argv: Sequence[str]) -> list[str]:
-    """Command-line arguments with every secret in them replaced.
-
-    Example:
-      >>> redacted_argv(["rl", "--trl.hub_token", "abc", "--api-key=abc", "--seed", "0"])
-      ['rl', '--trl.hub_token', '[redacted]', '--api-key=[redacted]', '--seed', '0']
-    """
-    words, name = [], ""
-    for argument in argv:
-        option, equals, value = argument.partition("=")
-        if argument.startswith("--") and equals:
-            words.append(f"{option}={_redacted_value(value, option)}")
-        else:
-            words.append(_redacted_value(argument, name))
-        name = argument if argument.startswith("--") and not equals else ""
-    return words
-
-
-def _redacted_value(text: str, name: str) -> str:
-    """A value on the command line, which may be a mapping: ``{api_key: ...}``."""
-    if "{" in text:
-        with contextlib.suppress(ValueError, yaml.YAMLError):
-            value = parse_yaml(text)
-            if isinstance(value, dict | list) and (safe := redact(value, name)) != value:
-                return yaml.safe_dump(safe, default_flow_style=True, sort_keys=False).strip()
-    return redact(text, name)

@@ -12,12 +12,11 @@ from synthetic_runs import Spec, make_run, undrawn
 
 from trustclip.logs.reader import read_run
 from trustclip.logs.samples import sample_rows
-from trustclip.logs.writing.environment import environment
 from trustclip.report.page import build
 from trustclip.report.tables import latex_text
 from trustclip.support.jsonl import append_jsonl, read_jsonl, read_mapping
 from trustclip.support.lock import only_process
-from trustclip.support.secrets import redact, redacted_argv
+from trustclip.support.secrets import redact
 from trustclip.support.text import markdown_text
 from trustclip.train.card import about
 from trustclip.train.durable.ranks import Interrupted
@@ -136,8 +135,7 @@ def test_no_record_holds_a_secret(tmp_path, monkeypatch):
     url = f"https://me:{SECRET}@host/v1?api_key={SECRET}"
     argv = ["rl", "--trl.hub_token", SECRET, f"--api-key={SECRET}", "--dataset", url, "--seed", "0"]
     monkeypatch.setattr(sys, "argv", ["trustclip", *argv])
-    assert environment()["argv"][-2:] == ["--seed", "0"]
-    given = settings(tmp_path, trl={"hub_token": SECRET})
+    given = settings(tmp_path, trl={"hub_token": SECRET, "dataset": url})
     run = RunDirectory(tmp_path, "rl", given)
     written = "".join(path.read_text() for path in tmp_path.iterdir())
     assert SECRET not in written and "hub_token" in written
@@ -199,25 +197,6 @@ def test_ordinary_settings_are_no_secrets():
         "number": 31415926, "text": "eyJ is how base64 of JSON begins",
     }  # fmt: skip
     assert redact(plain) == plain
-    argv = ["rl", "--columns", "{problem: question}", "--prompt.template", "{problem} = ?"]
-    assert redacted_argv(argv) == argv
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["--columns", "{api_key: XYZ123}"],
-        ["--columns={problem: q, api_key: XYZ123}"],
-        ["--trl.model_init_kwargs", "{token: XYZ123}"],
-        ["--trl.model_init_kwargs", '{"headers": {"authorization": "XYZ123"}}'],
-        ["--credentials", "{user: me, value: XYZ123}"],
-        ["--env", "HF_TOKEN=XYZ123"],
-        ["--header", "X-Api-Key: XYZ123"],
-    ],
-)
-def test_a_mapping_on_the_command_line_hides_its_secrets(argv):
-    shown = " ".join(redacted_argv(argv))
-    assert "XYZ123" not in shown and "[redacted]" in shown and argv[0].split("=")[0] in shown
 
 
 def test_pages_and_cards_hide_the_secrets_of_older_runs(tmp_path, monkeypatch):
@@ -231,7 +210,7 @@ def test_pages_and_cards_hide_the_secrets_of_older_runs(tmp_path, monkeypatch):
     out = tmp_path / "report"
     build([run], out)
     written = "".join([*(path.read_text() for path in out.glob("*.*")), about(run)])
-    assert SECRET not in written and written.count("[redacted]") >= 4
+    assert SECRET not in written and written.count("[redacted]") >= 2
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,12 @@
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import trustclip
-from trustclip.support.secrets import redacted_argv
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "math-verify")
 #: Instructions by which libraries choose how they compute, and so round.
@@ -35,7 +33,6 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": processor(),
         "processors": os.cpu_count(),
-        "argv": redacted_argv(sys.argv[1:]),
         "git": _git(),
     }
 

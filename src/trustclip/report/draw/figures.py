@@ -141,6 +141,8 @@ def _literal(value: Any) -> Any:
 #: Marks that a legend names; inches of a line of it; names that fit without room of their own.
 _LISTED = ("line", "area")
 LEGEND, FEW = 0.19, 6
+#: More labels than these stand aslant, where they do not run into one another.
+CROWDED = 5
 
 
 def _draw(axis: Any, panel: Panel, wide: float) -> None:
@@ -158,7 +160,8 @@ def _draw(axis: Any, panel: Panel, wide: float) -> None:
     if panel.log_x:
         axis.set_xscale("log", base=2 if panel.ticks else 10)
     if panel.ticks:
-        axis.set_xticks(list(panel.ticks), tick_labels(panel.ticks, log=panel.log_x))
+        labels = [f"{tick:g}" for tick in panel.ticks]
+        axis.set_xticks(list(panel.ticks), labels, rotation=45 * (len(labels) > CROWDED))
         axis.set_xticks([], minor=True)
     if panel.x_range is not None:
         axis.set_xlim(*panel.x_range)
@@ -171,29 +174,6 @@ def _draw(axis: Any, panel: Panel, wide: float) -> None:
     if panel.across:
         axis.grid(visible=False, axis="y")
         axis.margins(y=0.15)
-
-
-#: Width of a character, and room between two labels, as shares of a panel's axis.
-CHARACTER, ROOM = 0.028, 0.02
-
-
-def tick_labels(ticks: Sequence[float], *, log: bool) -> list[str]:
-    """Labels of ticks, empty where one would overlap the previous one.
-
-    Example:
-      >>> tick_labels([0.1, 0.2, 0.3, 0.329, 0.4], log=True)
-      ['0.1', '0.2', '0.3', '', '0.4']
-    """
-    places = [math.log(tick) if log else tick for tick in ticks]
-    whole = places[-1] - places[0]
-    labels: list[str] = []
-    end = -math.inf
-    for tick, place in zip(ticks, places, strict=True):
-        half = whole * CHARACTER * len(f"{tick:g}") / 2
-        fits = place - half >= end
-        labels.append(f"{tick:g}" if fits else "")
-        end = place + half + whole * ROOM if fits else end
-    return labels
 
 
 def _in_legend(panel: Panel) -> bool:

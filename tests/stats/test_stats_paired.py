@@ -19,6 +19,7 @@ from trustclip.stats import (
     verdict,
     welch,
 )
+from trustclip.stats.differences import runs_difference
 from trustclip.stats.power import sampling_variance, seeds_for, spread_of
 from trustclip.stats.scores import tally
 
@@ -240,6 +241,36 @@ def test_welch_agrees_with_scipy():
     ours = welch(RunSummary.of(a), RunSummary.of(b))
     assert ours.p == pytest.approx(theirs[1])
     assert (ours.low, ours.high) == pytest.approx((interval.low, interval.high))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same_seeds"),
+    [
+        ([0.21, 0.25, 0.3], [0.2, 0.19, 0.18], True),
+        ([0.21, 0.25, 0.3], [0.2, 0.19, 0.18], False),
+        ([0.25, 0.25, 0.25], [0.3, 0.21, 0.27], False),
+        ([0.2, 0.19, 0.25], [0.21, 0.25, 0.24, 0.3, 0.28], False),  # all the way to 2
+        ([0.21, 0.25, 0.24, 0.3, 0.28], [0.19, 0.24, 0.2], False),
+    ],
+)
+def test_single_runs_are_compared_as_by_scipy_with_the_stated_freedom(a, b, same_seeds):
+    test = scipy_stats.ttest_rel if same_seeds else scipy_stats.ttest_ind
+    theirs = test(a, b, **({} if same_seeds else {"equal_var": False}))
+    few = min(len(a), len(b)) - 1
+    freedom = (theirs.df + few) / 2 if len(a) == len(b) else min(theirs.df, few)
+    half = scipy_stats.t.ppf(0.95, freedom) * (np.mean(a) - np.mean(b)) / theirs.statistic
+    ours = runs_difference(a, b, same_seeds=same_seeds, level=0.9)
+    assert ours.value == pytest.approx(np.mean(a) - np.mean(b))
+    assert (ours.high - ours.value, ours.value - ours.low) == pytest.approx((half, half))
+    assert ours.p == pytest.approx(2 * scipy_stats.t.sf(abs(theirs.statistic), freedom))
+
+
+def test_two_runs_each_give_no_interval_and_one_run_no_p():
+    a, b = [0.9, 0.91], [0.1, 0.11]
+    for same_seeds, least in ((True, 1 / 2), (False, 1 / 3)):
+        found = runs_difference(a, b, same_seeds=same_seeds)
+        assert found.p == least and isnan(found.low) and isnan(found.high)
+    assert isnan(runs_difference([0.9], b).p)
 
 
 def test_run_summary_uses_the_sample_std():

@@ -299,6 +299,20 @@ def test_damaged_ones_do_not_count(store):
     assert limited.steps() == [16, 32]
 
 
+def test_one_that_cannot_be_read_for_the_moment_stays(store, monkeypatch):
+    read = checkpoints._read_json
+
+    def stale(path):
+        if path.parent == store.path(24):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return read(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "_read_json", stale)
+        write(CheckpointStore(store.folder, keep=2), 32)
+    assert store.steps() == [16, 24, 32]
+
+
 def test_later_ones_were_passed_over_and_go(store):
     flip(store.path(24) / "state.json")
     write(store, 20)

@@ -40,7 +40,9 @@ def draw_all(folder: Path) -> list[Path]:
 def _constraint() -> str:
     ratio = torch.linspace(0.4, 2.0, 321, dtype=DOUBLE)
     values = divergences.k3(ratio.log())
-    return constraint_figure(ratio.tolist(), values.tolist(), DELTA, intervals.k3(DELTA))
+    return constraint_figure(
+        ratio.tolist(), values.tolist(), DELTA, intervals.ratios(intervals.log_k3(DELTA))
+    )
 
 
 def _entropy() -> str:

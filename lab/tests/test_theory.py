@@ -58,7 +58,7 @@ def clipped_objective(case: Case, logits: list[float], low: float, high: float) 
 @pytest.mark.parametrize("event", ["X-", "X+"])
 def test_the_logit_difference_by_finite_differences(event: updates.Event) -> None:
     case = state([0.3, 0.4, 0.2, 0.1], [0.47, 0.29, 0.15, 0.09], [1.0, 0.4, -0.5, -1.0])
-    low, high = intervals.k3(0.07)
+    low, high = intervals.ratios(intervals.log_k3(0.07))
     epsilon = high - 1 if event == "X-" else 1 - low
     assert updates.indicator(case, 0.07, event).any()
     difference, step = [], 1e-6
@@ -114,7 +114,7 @@ def test_the_operators_disagree_between_one_and_the_interval_for_either_sign() -
 
 
 def test_the_asymmetry_of_what_can_be_reached_turns_at_its_probability() -> None:
-    low, high = intervals.k3(0.07)
+    low, high = intervals.ratios(intervals.log_k3(0.07))
     for p, wider in ((1 / (2 - low) - 1e-9, True), (1 / (2 - low) + 1e-9, False)):
         bottom, top = clipping.reachable_bounds(0.07, p)
         assert (top - 1 > 1 - bottom) == wider
@@ -143,8 +143,8 @@ def test_a_surprise_is_told_and_is_the_exit_status(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_wrong_formula_is_a_surprise(monkeypatch: pytest.MonkeyPatch) -> None:
-    low, high = intervals.k3(0.07)
-    monkeypatch.setattr(intervals, "k3", lambda delta: (low, high))
+    low, high = intervals.log_k3(0.07)
+    monkeypatch.setattr(intervals, "log_k3", lambda delta: (low, high))
     from trustclip_lab.theory.theorems import k3_is_an_interval
 
     assert not all(check.as_expected for check in k3_is_an_interval())

@@ -8,11 +8,6 @@ import trustclip as tc
 from trustclip.engines.limits import ENGINES, refusal
 
 
-def test_what_no_sampler_has_cannot_be_anchored() -> None:
-    with pytest.raises(ValueError, match="'full_kl' needs `kl_old_new`, which no engine has"):
-        tc.method("anchored", inner="full_kl")
-
-
 def test_it_is_refused_where_nobody_knows_the_lag() -> None:
     method = tc.method("anchored", anchor="interpolated")
     assert refusal(method, ENGINES["TRL"]) is None
@@ -22,6 +17,8 @@ def test_it_is_refused_where_nobody_knows_the_lag() -> None:
     batch = random_batch(tc.method("tis"))
     with pytest.raises(ValueError, match="needs `lag` in the batch"):
         tc.coefficient(method, batch)
+    with pytest.raises(ValueError, match="`ceiling` must be a ratio above 0, got -1"):
+        batch.capped(-1)
     with pytest.raises(ValueError, match="'clip_cov' measures a generation"):
         tc.method("anchored", inner="clip_cov", anchor="interpolated")
 

@@ -98,10 +98,10 @@ def test_kept_is_compared_with_the_gradient_on_ones_own_batches_too():
             return dataclasses.replace(tc.gates.soft(batch, batch.log_ratio), kept=kept)
 
     batch = dataclasses.replace(random_batch(Far()), density=True)
-    assert tc.check(Far(), [batch]).faults == ()
+    assert tc.check(Far(), batch).faults == ()
     far = dataclasses.replace(batch, logp=batch.logp_old + 7)
     (fault,) = tc.check(Far(), [far]).faults
-    assert fault.rule == "kept"
+    assert fault.rule == "kept" and far != batch
 
 
 @pytest.mark.parametrize(
@@ -127,3 +127,6 @@ def test_the_objective_of_a_detached_method_is_a_sentence_in_a_loop():
     batch = random_batch(wrong_methods.Right())
     with pytest.raises(ValueError, match="'wrong_methods:Detached' has no gradient"):
         tc.coefficient("wrong_methods:Detached", batch)
+    for ask in (tc.coefficient, tc.policy_loss, lambda name, wrong: tc.check(name, [wrong])):
+        with pytest.raises(ValueError, match=r"`batch` must be a trustclip\.TokenBatch, got dict"):
+            ask("clip", {"logp": batch.logp})

@@ -58,10 +58,11 @@ def assert_same(loss: Any, method: tc.Method, batch: tc.TokenBatch, close: float
 
 
 @pytest.mark.parametrize("name", ["atr", "tis"])
-def test_the_loss_is_one_graph(name: str) -> None:
+def test_the_loss_is_one_graph_of_each_threshold(name: str) -> None:
     assert name in PURE
-    method = tc.method(name)
-    assert_same(compiled(), method, random_batch(method))
+    loss, batch = compiled(), random_batch(tc.method(name))
+    for method in (tc.method(name), tc.method("atr", delta=0.02), tc.method("atr", delta=0.3)):
+        assert_same(loss, method, batch)
     assert not counters["graph_break"]
 
 

@@ -258,7 +258,8 @@ def test_every_method_is_its_own_loss_in_single_precision(name: str) -> None:
         (lambda logp: logp, {}, r"must be a scalar tensor; it returns \[8, 12\]"),
         (lambda logp, entropy: logp.sum(), {}, "takes `entropy`, which the method does not read"),
         (clip, {"aggregation": "mean"}, "unknown aggregation 'mean'"),
-        (clip, {"leave_out": ["bf16"]}, "unknown batch 'bf16'; did you mean 'bfloat16'"),
+        (clip, {"leave_out": "bf16"}, "unknown batch 'bf16'; did you mean 'bfloat16'"),
+        (clip, {"leave_out": tc.conform(clip, "clip").cases}, "no batch is left"),
         (clip, {"method": "centered"}, "moves tokens that were not sampled"),
     ],
 )

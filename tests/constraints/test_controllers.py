@@ -92,6 +92,8 @@ def test_a_step_by_hand() -> None:
     assert low.after({"k3": 0.02}).inner.beta == pytest.approx(math.exp(0.1))  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="unknown metric for a controller 'gated'"):
         atr().after({"k3": 0.1})
+    with pytest.raises(ValueError, match=r"`gated` is \(sum, count\): give the mean"):
+        atr().after(tc.policy_loss("atr", random_batch(atr())).metrics)  # type: ignore[arg-type]
 
 
 def test_after_changes_nothing_in_place_and_state_restores() -> None:

@@ -134,7 +134,7 @@ def test_interval_by_name() -> None:
     assert tc.interval("kl1", sign="kl_new_old") == pytest.approx((0.0, math.exp(0.07)))
     assert tc.interval("kl2") == pytest.approx((0.687862896894, 1.45377807775), rel=1e-11)
     assert tc.interval("is_kl3") == pytest.approx((0.649979351242, 1.39683566749), rel=1e-11)
-    assert tc.interval(tc.method("atr", delta=0.05)) == intervals.k3(0.05)
+    assert tc.interval(tc.method("atr", delta=0.05)) == intervals.ratios(intervals.log_k3(0.05))
     assert all(isinstance(bound, float) for bound in tc.interval("atr"))
     with pytest.raises(ValueError, match="name must be text, got ATR"):
         tc.interval(tc.method("atr"), delta=0.1)

@@ -79,9 +79,9 @@ def aggregate(
         case "dr_grpo":
             if max_length is None or max_length < 1:
                 raise ValueError(f"dr_grpo needs `max_length` >= 1 (tokens), got {max_length!r}.")
-            return masked_sum(x, mask) / (sequences * max_length)
+            return (masked_sum(x, mask) / (sequences * max_length)).reshape(())
         case "dapo":
             tokens = mask.sum() if total_tokens is None else total_tokens
             tokens = tokens.clamp(min=1) if isinstance(tokens, Tensor) else max(tokens, 1)
-            return masked_sum(x, mask) / tokens  # 0 / 1 where there is no token
+            return (masked_sum(x, mask) / tokens).reshape(())  # 0 / 1 where there is no token
     raise ValueError(unknown("aggregation", name, get_args(Aggregation)))

@@ -49,8 +49,9 @@ ALIASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo_penalty": ("penalty", {"inner": "importance_sampling", "divergence": "k3", "beta": 1.0}),
 }
 
-#: Methods by what else they are called: the divergence that they bound, or their paper's name.
+#: Methods by what else they are called: the divergence that they bound, or a loss with their clip.
 HINTS = {"kl3": "atr", "k3": "atr", "sapo": "soft_gate", "dcpo": "dynamic_clip", "ppo": "clip"}
+HINTS |= {"grpo": "clip", "dapo": "clip_higher", "none": "importance_sampling"}
 
 
 #: Class decorator of a method: a frozen, keyword-only dataclass that checks its values.

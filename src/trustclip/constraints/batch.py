@@ -67,7 +67,7 @@ SUPPLIERS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TokenBatch:
     r"""The input of a method: one value per sampled token.
 
@@ -317,6 +317,8 @@ class TokenBatch:
         """
         if ceiling is None:
             return self
+        if not ceiling > 0:
+            raise ValueError(f"`ceiling` must be a ratio above 0, got {ceiling!r}.")
         least, among = math.log(ceiling), self.candidates
         if among is not None:
             old = among.logp_old.maximum(among.logp.detach() - least)
@@ -343,7 +345,14 @@ class TokenBatch:
         return value
 
 
-@dataclass(frozen=True)
+def as_batch(batch: object) -> TokenBatch:
+    """A batch, or a ValueError about what is none."""
+    if isinstance(batch, TokenBatch):
+        return batch
+    raise ValueError(f"`batch` must be a trustclip.TokenBatch, got {described(batch)}.")
+
+
+@dataclass(frozen=True, eq=False)
 class Surrogate:
     """The objective and the gate of a method on a batch.
 
@@ -360,7 +369,7 @@ class Surrogate:
     extras: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Loss:
     """A scalar to minimise, its per-token parts, and numbers to log.
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from trustclip.constraints.base import Method, Trait
-from trustclip.constraints.batch import TokenBatch
+from trustclip.constraints.batch import TokenBatch, as_batch
 from trustclip.constraints.contract import Fault, ask, faults, of_tokens
 from trustclip.constraints.diagnostics import ROUNDING
 from trustclip.constraints.registry import as_method
@@ -73,7 +73,7 @@ class Check:
 
 def check(
     method: Method | str | Mapping[str, Any],
-    batches: Iterable[TokenBatch] | None = None,
+    batches: Iterable[TokenBatch] | TokenBatch | None = None,
 ) -> Check:
     """Whether a method is right; with the batches of a training loop, also whether it acts on them.
 
@@ -118,8 +118,8 @@ coefficient 1.196).
         return Check(method, found)
     tokens = moved = gated = 0
     furthest = 0.0
-    for batch in batches:
-        batch.require(*method.requires)
+    for batch in [batches] if isinstance(batches, TokenBatch) else batches:
+        as_batch(batch).require(*method.requires)
         if problem := batch.not_logarithms():
             raise ValueError(problem)
         answer = ask(method, batch)

@@ -113,6 +113,7 @@ def conform(
     if aggregation is not None and aggregation not in AGGREGATIONS:
         raise ValueError(unknown("aggregation", aggregation, AGGREGATIONS))
     named, tried = _named(loss), {one.name: one for one in cases(method)}
+    leave_out = [leave_out] if isinstance(leave_out, str) else leave_out
     for name in leave_out:
         if name not in tried:
             raise ValueError(unknown("batch", name, tried))
@@ -121,6 +122,8 @@ def conform(
         for one in tried.values()
         if one.name not in leave_out and _takes(loss, named, one)
     ]
+    if not answers:
+        raise ValueError("no batch is left to compare on: leave fewer out.")
     names = tuple(answer.case.name for answer in answers)
     if not any(answer.theirs.any() for answer in answers):
         text = "The loss has no gradient in `logp`: the ratio, or the loss, is detached"

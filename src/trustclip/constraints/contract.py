@@ -68,7 +68,7 @@ def faults(method: Method) -> tuple[Fault, ...]:
             for fault in _faults(method):
                 by_rule.setdefault(fault.rule, fault)
     except _BrokenError as error:
-        by_rule.setdefault(error.fault.rule, error.fault)
+        by_rule.setdefault(error.args[0].rule, error.args[0])
     except Exception as error:  # whatever the method's own code raises
         reason = " ".join(str(error).split())
         by_rule["runs"] = Fault("runs", f"It raises {type(error).__name__}: {reason}")
@@ -78,7 +78,7 @@ def faults(method: Method) -> tuple[Fault, ...]:
 def _faults(method: Method) -> Iterator[Fault]:
     for name in method.requires:
         if name not in SUPPLIERS:
-            raise _BrokenError("runs", f"`requires` names {name!r}, which no batch has")
+            raise _BrokenError(Fault("runs", f"`requires` names {name!r}, which no batch has"))
     right = probes.ragged(method, seed=1, left=False, per_token=False)
     left = probes.ragged(method, seed=2, left=True, per_token=True)
     alone = probes.changed(left, lambda x: x.reshape(-1, 1))
@@ -98,11 +98,7 @@ def _faults(method: Method) -> Iterator[Fault]:
 
 
 class _BrokenError(ValueError):
-    """A method that gives no gradient at all."""
-
-    def __init__(self, rule: str, verdict: str) -> None:
-        self.fault = Fault(rule, verdict)
-        super().__init__(str(self.fault))
+    """A method that gives no gradient at all; its argument is the `Fault`."""
 
 
 class Answer(NamedTuple):
@@ -138,11 +134,11 @@ def ask(method: Method, batch: TokenBatch) -> Answer:
     with torch.enable_grad():
         surrogate = method.surrogate(replace(batch, logp=leaf))
     if problem := _malformed(surrogate, batch):
-        raise _BrokenError("form", problem)
+        raise _BrokenError(Fault("form", problem))
     c = derivative(surrogate.objective, leaf)
     if c is None:
         text = "The objective has no gradient: it is detached from `batch.logp`"
-        raise _BrokenError("gradient", text)
+        raise _BrokenError(Fault("gradient", text))
     return Answer(batch, c, surrogate.kept)
 
 

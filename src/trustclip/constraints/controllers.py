@@ -119,7 +119,9 @@ class Target(Controller):
         """
         if self.metric not in metrics:
             raise ValueError(unknown("metric for a controller", self.metric, metrics))
-        error = 1 - metrics[self.metric] / self.target
+        if isinstance(mean := metrics[self.metric], tuple):
+            raise ValueError(f"`{self.metric}` is (sum, count): give the mean, sum / count.")
+        error = 1 - mean / self.target
         if not math.isfinite(error):
             return threshold
         step = self.rate * (error if self.response == "rises" else -error)

@@ -163,12 +163,6 @@ def ranges(what: str, edges: Sequence[float]) -> list[str]:
     return [f"{what}_{low:g}_{high:g}" for low, high in pairwise(edges)]
 
 
-def bucket(x: Tensor, edges: Sequence[float]) -> Tensor:
-    """Number of the bucket that each value falls in. Shape of ``x``."""
-    # A comparison for each edge: `bucketize` takes ten times as long where edges are few.
-    return torch.stack([x > edge for edge in edges[1:-1]]).sum(dim=0)
-
-
 def gate_effects(batch: TokenBatch, gated: Tensor) -> Metrics:
     r"""Share of the advantages on gated tokens, and what the gate does to the entropy.
 
@@ -286,10 +280,8 @@ class Window:
     ) -> None:
         """Add one batch and the method's surrogate of it; ``kinds`` as in `token_metrics`."""
         for name, (total, count) in token_metrics(batch, surrogate, method, kinds=kinds).items():
-            before = self._metrics.get(name)
-            self._metrics[name] = (
-                (total, count) if before is None else (before[0] + total, before[1] + count)
-            )
+            before, tokens = self._metrics.get(name, (0, 0))
+            self._metrics[name] = total + before, count + tokens
         ratios = bin_counts(batch.log_ratio, HISTOGRAM_EDGES, batch.finite, even=True)
         self._histogram = _add(self._histogram, ratios)
         self._sampler = _add(self._sampler, sampler.log_ratio_histogram(batch))

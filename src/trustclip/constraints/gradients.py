@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trustclip.constraints.base import Method
-from trustclip.constraints.batch import Surrogate, TokenBatch
+from trustclip.constraints.batch import Surrogate, TokenBatch, as_batch
 
 
 def gradient(method: Method, batch: TokenBatch) -> tuple[Tensor, Surrogate]:
@@ -34,7 +34,7 @@ def gradient_with_candidates(method: Method, batch: TokenBatch) -> tuple[Tensor,
 
 def gradients(methods: Iterable[Method], batch: TokenBatch) -> Iterator[tuple[Tensor, Surrogate]]:
     """`gradient` of each method on one batch, which is prepared once."""
-    leaf = batch.logp.detach().requires_grad_()
+    leaf = as_batch(batch).logp.detach().requires_grad_()
     prepared = batch.having(logp=leaf)
     for method in methods:
         batch.require(*method.requires)

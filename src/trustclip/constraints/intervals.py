@@ -9,7 +9,7 @@ makes of them bounds of the ratio $w$ (what people read). A bound belongs to the
 import math
 import sys
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any, cast
 
 import torch
@@ -70,7 +70,14 @@ def log_kl2(delta: float) -> Bounds:
     return -_sqrt(2 * delta), _sqrt(2 * delta)
 
 
-@lru_cache
+def _once(solve: Callable[[float], Bounds]) -> Callable[[float], Bounds]:
+    """Bounds that take some steps to find, found once for each threshold."""
+    found = lru_cache(solve)
+    # torch.compile has no symbol for `fabs`: it takes the threshold for a number, and solves.
+    return wraps(solve)(lambda delta: found(math.fabs(delta)))
+
+
+@_once
 def log_k3(delta: float) -> Bounds:
     r"""Log-ratio bounds of k3, $w - 1 - \log w \le \delta$ (Theorem 4.2 of ATR-GRPO).
 
@@ -101,7 +108,7 @@ def _k3_step(x: float, delta: float) -> float:
     return (k3_of_x - delta) / math.expm1(x)
 
 
-@lru_cache
+@_once
 def log_is_k3(delta: float) -> Bounds:
     r"""Log-ratio bounds of $1 - w + w\log w \le \delta$; the lower one is $-\infty$ for δ ≥ 1.
 
@@ -115,12 +122,12 @@ def log_is_k3(delta: float) -> Bounds:
     if delta < 1:
         log_v, log_v_high = log_k3(-math.log1p(-delta))
         return -math.expm1(log_v_high), -math.expm1(log_v)
+
     # e^x (x - 1) = delta - 1 is convex from x = 1 on, and 1 + log1p(delta) beyond its root.
-    return -math.inf, _newton(_is_k3_step, 1 + math.log1p(delta), delta)
+    def step(x: float, delta: float) -> float:
+        return (x - 1 + (1 - delta) * math.exp(-x)) / x
 
-
-def _is_k3_step(x: float, delta: float) -> float:
-    return (x - 1 + (1 - delta) * math.exp(-x)) / x
+    return -math.inf, _newton(step, 1 + math.log1p(delta), delta)
 
 
 def log_chi2(delta: float) -> Bounds:
@@ -135,7 +142,7 @@ def log_hellinger(delta: float) -> Bounds:
     return 2 * low, 2 * high
 
 
-@lru_cache
+@_once
 def log_js(delta: float) -> Bounds:
     """Log-ratio bounds of `trustclip.constraints.divergences.js`, by bisection.
 
@@ -154,16 +161,6 @@ def log_js(delta: float) -> Bounds:
         inside, outside = torch.where(within, middle, inside), torch.where(within, outside, middle)
     bounds = torch.where(divergences.js(ends) <= delta, math.inf * ends, inside * ends)
     return tuple(bounds.tolist())
-
-
-def k3(delta: float) -> Bounds:
-    """Ratio bounds of `log_k3`.
-
-    Example:
-      >>> [round(b, 12) for b in k3(0.07)]
-      [0.67097173825, 1.422216736276]
-    """
-    return ratios(log_k3(delta))
 
 
 def ratio(log_bound: float) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 from trustclip.constraints import diagnostics
 from trustclip.constraints.aggregation import aggregate
 from trustclip.constraints.base import Method, Trait
-from trustclip.constraints.batch import Loss, TokenBatch
+from trustclip.constraints.batch import Loss, TokenBatch, as_batch
 from trustclip.constraints.compiled import constant
 from trustclip.constraints.gradients import gradient as gradient
 from trustclip.constraints.registry import as_method
@@ -59,7 +59,7 @@ def policy_loss(
         )
     method = as_method(method)
     requires, kl_fields = _requirements(method)
-    batch.require(*requires)
+    as_batch(batch).require(*requires)
     _require_kl_gradient(method, kl_fields, batch)
     surrogate = method.surrogate(batch)
     per_token = -surrogate.objective  # [batch, time]

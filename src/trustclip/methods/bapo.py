@@ -1,8 +1,10 @@
 """BAPO: clip bounds that open until positive advantages contribute their share."""
 
 import math
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from trustclip.constraints import gates
@@ -40,10 +42,10 @@ class BAPO(Method, statistics_over="micro_batch"):
         0.5, with the same limits.
       low: $\epsilon_{low}$, initial offset below ratio 1, at most 1.
       low_limit: its last value, at most ``low``.
-      low_step: step of the lower bound.
+      low_step: step of the lower bound, 0.001 or more.
       high: $\epsilon_{high}$, initial offset above ratio 1.
-      high_limit: its last value, at least ``high``.
-      high_step: step of the upper bound.
+      high_limit: its last value, at least ``high`` and at most 100.
+      high_step: step of the upper bound, 0.001 or more.
 
     Raises:
       ValueError: a limit is on the wrong side of its initial value.
@@ -65,10 +67,10 @@ class BAPO(Method, statistics_over="micro_batch"):
     target: UpToOne = 0.4
     low: UpToOne = 0.4
     low_limit: NonNegative = 0.1
-    low_step: Positive = 0.02
+    low_step: Annotated[Positive, Field(ge=1e-3)] = 0.02
     high: Positive = 0.2
-    high_limit: Positive = 2.0
-    high_step: Positive = 0.05
+    high_limit: Annotated[Positive, Field(le=100)] = 2.0
+    high_step: Annotated[Positive, Field(ge=1e-3)] = 0.05
 
     def __post_init__(self) -> None:
         if self.low_limit > self.low or self.high_limit < self.high:

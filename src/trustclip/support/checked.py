@@ -74,9 +74,11 @@ def explain(error: ValidationError) -> str:
 def _complaint(item: ErrorDetails) -> str:
     if item["type"] == "missing":
         return f"`{item['loc'][-1]}` is missing: it has no default"
-    suffix = f", got {item['input']!r}{hint(item)}"
-    if item["loc"]:
-        return f"`{'.'.join(map(str, item['loc']))}` {rule(item['msg'])}{suffix}"
+    suffix, field = f", got {item['input']!r}{hint(item)}", ".".join(map(str, item["loc"]))
+    if field and item["msg"].endswith("."):  # sentences of our own, which say what was given
+        return f"`{field}`: {rule(item['msg'])}"
+    if field:
+        return f"`{field}` {rule(item['msg'])}{suffix}"
     return rule(item["msg"]) + (suffix if item["type"] != "value_error" else "")
 
 

@@ -134,7 +134,7 @@ def bounds_of_k3(delta: float) -> Sides:
       >>> bounds_of_k3(0.07).error < 1e-14
       True
     """
-    library, roots = intervals.k3(delta), bisected_bounds(delta)
+    library, roots = intervals.ratios(intervals.log_k3(delta)), bisected_bounds(delta)
     return Sides(torch.tensor(library, dtype=DOUBLE), torch.tensor(roots, dtype=DOUBLE))
 
 
@@ -181,5 +181,5 @@ def reachable_bounds(delta: float, p_old: float) -> tuple[float, float]:
       >>> [round(b, 4) for b in reachable_bounds(0.07, p_old=0.9)]
       [0.671, 1.1111]
     """
-    low, high = intervals.k3(delta)
+    low, high = intervals.ratios(intervals.log_k3(delta))
     return low, min(high, 1 / p_old)

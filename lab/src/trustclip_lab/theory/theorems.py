@@ -154,7 +154,7 @@ def k3_is_an_interval() -> list[Check]:
         Sides(column(clipping.lambert_bounds(d)), column(clipping.bisected_bounds(d)))
         for d in deltas
     )
-    margins = [(sum(intervals.k3(d)) - 2) / (4 * d / 3) for d in deltas]
+    margins = [(sum(intervals.ratios(intervals.log_k3(d))) - 2) / (4 * d / 3) for d in deltas]
     return [
         equality("4.2 bounds: the library and bisection", map(clipping.bounds_of_k3, deltas)),
         equality("4.2 bounds: Lambert's W (Eq. 10) and bisection", lambert),
@@ -171,7 +171,7 @@ def k3_is_an_interval() -> list[Check]:
 
 
 def _clips_like_atr() -> Iterator[Sides]:
-    low, high = intervals.k3(DELTA)
+    low, high = intervals.ratios(intervals.log_k3(DELTA))
     for side in SIDES:
         atr = method("atr", delta=DELTA, side=side)
         clip = method("clip_higher", low=1 - low, high=high - 1, side=side)
@@ -213,11 +213,11 @@ def _series() -> Check:
 
 def _reachable(deltas: list[float]) -> list[Check]:
     ranges = [
-        (intervals.k3(d)[1], *clipping.reachable_bounds(d, p / 100))
+        (intervals.ratios(intervals.log_k3(d))[1], *clipping.reachable_bounds(d, p / 100))
         for d in deltas
         for p in range(1, 100)
     ]
-    low, high = intervals.k3(DELTA)
+    low, high = intervals.ratios(intervals.log_k3(DELTA))
     return [
         Check(
             "4.2 u is the maximum of w over policies", len(ranges), None,

@@ -36,7 +36,7 @@ def two_methods(delta: float, event: Event, side: Side = "strict") -> tuple[Meth
       >>> round(clip.low, 6), round(clip.high, 6), clip.side
       (0.329028, 0.329028, 'strict')
     """
-    low, high = intervals.k3(delta)
+    low, high = intervals.ratios(intervals.log_k3(delta))
     epsilon = high - 1 if event == "X-" else 1 - low
     # clip_higher, because an epsilon above 1 is a clip without a lower bound.
     clip = method("clip_higher", low=min(epsilon, 1.0), high=epsilon, side=side)
@@ -53,7 +53,7 @@ def indicator(case: Case, delta: float, event: Event, side: Side = "strict") -> 
     Returns:
       float64, 0 or 1. Shape [actions].
     """
-    low, high = intervals.k3(delta)
+    low, high = intervals.ratios(intervals.log_k3(delta))
     w = case.ratio
     event_holds = (2 - high <= w) & (w < low) if event == "X-" else (2 - low < w) & (w <= high)
     if side == "outward":

@@ -240,7 +240,8 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         if scored.evidence is not None and old is not None:
             output |= self._watch.keep(self._unwrapped(), scored.evidence, ids, old)
         if (further := phase.further(ids.shape[1], ids.device)) is not None:
-            output |= candidates.input_entries(further, scored.further)
+            entries = zip(candidates.CANDIDATES, (*further, scored.further), strict=True)
+            output |= {name: value for name, value in entries if value is not None}
         if old is not None and self.method.statistics_over == "generation":
             statistics = self.method.statistics(self._tokens(output, old, old), self._sum)
             output |= {STATISTICS + name: value for name, value in statistics.items()}

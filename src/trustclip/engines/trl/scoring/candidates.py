@@ -120,16 +120,10 @@ def querying(request: Any, ids: Tensor | None) -> Iterator[Query | None]:
         request.further = None
 
 
-def input_entries(sampled: Likeliest, old: Tensor | None) -> dict[str, Tensor]:
-    """The entries to add to TRL's inputs."""
-    values = (*sampled, old)
-    return {n: v for n, v in zip(CANDIDATES, values, strict=True) if v is not None}
-
-
 def of_inputs(
     inputs: Mapping[str, Any], further: tuple[Tensor, Tensor], rows: Tensor | None, on_policy: bool
 ) -> Candidates:
-    """The candidates of a micro-batch, from TRL's inputs with the entries of `input_entries`.
+    """The candidates of a micro-batch, from TRL's inputs with the entries `CANDIDATES`.
 
     ``further`` are log-probabilities, which carry the gradient, and collisions, as in
     `Query.of_completions`; ``rows`` are the completions that were scored.

@@ -136,10 +136,10 @@ def evaluate(argv: Sequence[str]) -> None:
 
 def run(argv: Sequence[str]) -> int | None:
     print_help(argv, None, "run", FLAGS["run"])
-    from trustclip.train.files import load_recipe, with_folder
-
     rest, dry = taken(argv, *_DRY_RUN)
     file, changes = file_of(rest, stages.Recipe, "run", "recipe file")
+    from trustclip.train.files import load_recipe, with_folder
+
     file = locate(file)
     recipe = load_recipe(file, with_folder(file, changes))
     if dry:
@@ -151,9 +151,9 @@ def run(argv: Sequence[str]) -> int | None:
 
 def resume(argv: Sequence[str]) -> None:
     print_help(argv, None, "resume", FLAGS["resume"])
+    folder, _ = file_of(argv, stages.Recipe, "resume", "run directory")
     from trustclip.train.files import build, of_run
 
-    folder, _ = file_of(argv, stages.Recipe, "resume", "run directory")
     command, cls, content = of_run(folder)
     _, changes = changes_of(argv, cls)
     _work(command, build(cls, content, Source(f"{folder}/config.yaml", {}, changes)))

@@ -8,16 +8,19 @@ from typing import Any
 
 import torch
 
-from trustclip.cli.arguments import parse, split_option
+from trustclip.cli.arguments import parse, print_help, taken
 from trustclip.support.terminal import Terminal
 from trustclip_lab.bench.table import Table, document, machine
+
+JSON = {"--json FILE": "Also write the tables, and what machine they are from, to this file."}
 
 
 def measured(options: type, run: Callable[[Any], list[Table]]) -> None:
     """Measure as the command line says, on one thread; with ``--json FILE`` into a file as well."""
     name = Path(sys.argv[0]).stem
     try:
-        rest, file = split_option(sys.argv[1:], "--json")
+        rest, file = taken(sys.argv[1:], *JSON)
+        print_help(rest, options, name, JSON)
         settings = parse(options, rest, name)
     except ValueError as error:
         sys.exit(f"{name}: {error}")

@@ -14,7 +14,7 @@ from trustclip.constraints.adaptive import adapts
 from trustclip.constraints.registry import as_method
 from trustclip.methods.atr import ATR
 from trustclip.support.jsonl import plain
-from trustclip.train.files import ALIASES, load_recipe
+from trustclip.train.files import load_recipe
 from trustclip.train.settings.stages import DemoSettings, Recipe, RLSettings
 from trustclip.train.suite.plan import plan
 
@@ -71,14 +71,14 @@ def test_every_spelling_of_the_command_line_is_the_same_method(tmp_path, words):
     assert settings(RLSettings, preset, "rl").method == want
     assert settings(DemoSettings, words, "demo").method == want
     for prefixed in (words, [word.replace("--method", "--rl.method") for word in words]):
-        _, changes = changes_of(prefixed, Recipe, ALIASES)
+        _, changes = changes_of(prefixed, Recipe)
         assert load_recipe(written(tmp_path), changes).rl.method == want
 
 
 def test_parts_and_controllers_are_values_too(tmp_path):
     gate = {"controller": "target_gate", "share": 0.02}
     words = ["--method", "both", "--method.second.name", "atr", "--method.second.delta", str(gate)]
-    _, changes = changes_of(words, Recipe, ALIASES)
+    _, changes = changes_of(words, Recipe)
     method = load_recipe(written(tmp_path), changes).rl.method
     assert method == tc.method("both", second=tc.method("atr", delta=gate))
     assert adapts(method)

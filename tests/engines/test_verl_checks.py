@@ -154,7 +154,7 @@ def test_the_command_reads_a_resolved_file(
     assert main(["doctor", "--verl", str(path)]) == 0
     assert "no errors" in capsys.readouterr().out
     path.write_text(yaml.safe_dump(with_changes(LOSS__method="art")), encoding="utf-8")
-    assert main(["doctor", "--verl", str(path)]) == 1
+    assert main(["doctor", f"--verl={path}"]) == 1
     assert "error: unknown method 'art'" in capsys.readouterr().out
 
 

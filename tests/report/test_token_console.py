@@ -113,4 +113,4 @@ def test_the_command_reads_a_run_and_says_what_is_missing(path, tmp_path, capsys
     assert main(["tokens", str(run), "--constraint", "cilp"]) == 2
     assert "did you mean 'clip'?" in capsys.readouterr().err
     assert main(["tokens", str(run), "--count", "0"]) == 2
-    assert "--count must be at least 1" in capsys.readouterr().err
+    assert "`count` should be greater than or equal to 1" in capsys.readouterr().err

@@ -4,7 +4,7 @@
 applies to what a preset or a file holds; `parse` fills the class of a command's options.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from trustclip.cli.options import help_of, kinds_of, options_of
 from trustclip.support.marks import fields_of, type_at
 from trustclip.support.names import unknown
-from trustclip.support.settings import Source, build, path_of
+from trustclip.support.settings import Source, build
 from trustclip.support.terminal import say
 from trustclip.support.yaml_files import parse_scalar
 
@@ -30,77 +30,84 @@ def require(*packages: str) -> None:
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
-def without(argv: Sequence[str], flag: str) -> tuple[list[str], bool]:
-    """The arguments without a flag, and whether it is among them."""
-    return [argument for argument in argv if argument != flag], flag in argv
+def taken(argv: Sequence[str], flag: str) -> tuple[list[str], str | None]:
+    """The arguments without a flag, such as "--dry-run" or "--plot FILE", and what is given for it.
+
+    For a switch this is its name. It is None if the flag is absent.
+    """
+    name, _, value = flag.partition(" ")
+    for i, word in enumerate(argv):
+        if value and word.startswith(f"{name}="):
+            return [*argv[:i], *argv[i + 1 :]], word.removeprefix(f"{name}=")
+        if word == name:
+            end = i + 2 if value else i + 1
+            if end > len(argv):
+                raise ValueError(f"{name} needs a value.")
+            return [*argv[:i], *argv[end:]], argv[end - 1]
+    return [*argv], None
+
+
+def file_of(argv: Sequence[str], cls: type, command: str, what: str) -> tuple[Path, dict[str, Any]]:
+    """The file or folder that a command is given, and the changes to the settings in it."""
+    files, changes = changes_of(argv, cls)
+    if len(files) != 1:
+        raise ValueError(f"give one {what}, got {len(files)}; see trustclip {command} --help.")
+    return Path(files[0]), changes
 
 
 def print_help(
-    argv: Sequence[str], cls: type, command: str, *, usage: str = "", examples: str = ""
+    argv: Sequence[str], cls: type | None, command: str, flags: Mapping[str, str] = {}
 ) -> None:
-    """Print the help text of a command and exit, where its arguments ask for it.
-
-    ``usage`` is the head of the text where the class does not provide it, ``examples`` its end.
-    """
+    """Print the help text of a command and exit, where its arguments ask for it."""
     if {"-h", "--help"} & set(argv):
-        say("\n\n".join(filter(None, [help_of(cls, command, usage), examples])))
+        say(help_of(cls, command, flags))
         raise SystemExit(0)
 
 
-def parse(
-    cls: type[T],
-    argv: Sequence[str],
-    command: str,
-    *,
-    presets: Callable[[str], Mapping[str, Any]] | None = None,
-    make: Callable[[type[T], dict[str, Any], Source], T] = build,
-    examples: str = "",
-) -> T:
-    """Fill the class of a command's options; ``--help`` prints them and exits.
+def given(
+    cls: type, argv: Sequence[str], command: str, flags: Mapping[str, str] = {}
+) -> dict[str, Any]:
+    """The changes to the settings of a class that a command line asks for.
 
-    ``presets`` has the values of ``--preset NAME`` by its name. ``make`` fills the class, in place
-    of `trustclip.support.settings.build`, and refuses what it lacks. The examples end the help.
+    ``--help`` prints its options, and the flags that have been `taken`, and exits.
     """
-    print_help(argv, cls, command, examples=examples)
-    content: dict[str, Any] = {}
-    if presets is not None:
-        argv, preset = split_option([*argv], "--preset")
-        content = {} if preset is None else {**presets(preset)}
-    options = options_of(cls)
-    short = {_name(flag): one.path for one in options for flag in one.flags[:-1]}
-    arguments, changes = changes_of(argv, cls, short)
-    for one in options:
+    print_help(argv, cls, command, flags)
+    arguments, changes = changes_of(argv, cls)
+    for one in options_of(cls):
         if one.positional and arguments and one.path not in changes:
             changes[one.path] = arguments if one.many else arguments[0]
             arguments = [] if one.many else arguments[1:]
-        if one.positional and one.required and one.path not in (*changes, *content):
+        if one.positional and one.required and one.path not in changes:
             raise ValueError(f"{one.metavar} is missing; see trustclip {command} --help.")
     if arguments:
         raise ValueError(f"unexpected argument {arguments[0]!r}; see trustclip {command} --help.")
-    for name in changes if make is build else ():
-        if path_of(name, short).partition(".")[0] not in fields_of(cls):
-            flags = ["--help", *(flag for o in options if not o.positional for flag in o.flags)]
-            raise ValueError(unknown("option", f"--{name.replace('_', '-')}", flags, of=command))
-    return make(cls, content, Source(changes=changes, aliases=short))
+    return changes
 
 
-def changes_of(
-    argv: Sequence[str],
-    cls: type,
-    aliases: Mapping[str, str] | None = None,
-) -> tuple[list[str], dict[str, Any]]:
+def parse(cls: type[T], argv: Sequence[str], command: str) -> T:
+    """Fill the class of a command's options, and refuse what it does not have."""
+    changes = given(cls, argv, command)
+    for name in changes:
+        if name.partition(".")[0] not in fields_of(cls):
+            names = (flag for one in options_of(cls) if not one.positional for flag in one.flags)
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(unknown("option", option, ["--help", *names], of=command))
+    return build(cls, {}, Source(changes=changes))
+
+
+def changes_of(argv: Sequence[str], cls: type) -> tuple[list[str], dict[str, Any]]:
     """Positional arguments, and options as changes to settings: ``{dotted path: value}``.
 
     A value is parsed by the type of its field: text stays text, everything else is YAML. What the
-    class does not have is a change as well, which `build` refuses. Aliases are short forms of
-    dotted paths. A tuple takes several words, or within a section YAML as well.
+    class does not have is a change as well, which `build` refuses. A tuple takes several words, or
+    within a section YAML as well.
 
     Example:
       >>> from trustclip.train.settings.stages import Recipe
       >>> changes_of(["a.yaml", "--rl.learning-rate", "1e-5", "--seed=1", "--rl.use-vllm"], Recipe)
       (['a.yaml'], {'rl.learning_rate': 1e-05, 'seed': 1, 'rl.use_vllm': True})
     """
-    aliases = aliases or {}
+    paths = {_name(flag): one.path for one in options_of(cls) for flag in one.flags}
     off = {_name(one.off): one.path for one in options_of(cls) if one.off}
     positional: list[str] = []
     changes: dict[str, Any] = {}
@@ -111,19 +118,19 @@ def changes_of(
             positional.append(f"{option}{equals}{value}")
             continue
         name = _name(option)
-        path = path_of(name, aliases)
-        hint = type_at(cls, path.split("."))
-        many = get_origin(hint) is tuple and "." not in path
-        if not equals and hint is None and name in off:
+        if name in off and not equals:
             changes[off[name]] = False
             continue
+        path = paths.get(name, name)
+        hint = type_at(cls, path.split("."))
+        many = get_origin(hint) is tuple and "." not in path
         words = [value] if equals else _words(rest, hint, many)
         if not words and hint is None and "method" not in path.split("."):
             words = ["true"]  # a switch of TRL, or an unknown key (`build` reports it)
         if not words:
             raise ValueError(f"{option} needs a value.")
         values = [_value(path, get_args(hint)[0] if many else hint, word) for word in words]
-        changes[name] = values if many else values[0]
+        changes[path] = values if many else values[0]
     return positional, changes
 
 
@@ -152,15 +159,3 @@ def _value(path: str, hint: Any, text: str) -> Any:
     value = parse_scalar(text)
     # Pydantic would take true for 1.
     return text if isinstance(value, bool) and {int, float} & set(kinds) else value
-
-
-def split_option(argv: list[str], flag: str) -> tuple[list[str], str | None]:
-    """``argv`` without ``flag VALUE`` (or ``flag=VALUE``), and the value."""
-    for i, argument in enumerate(argv):
-        if argument.startswith(flag + "="):
-            return argv[:i] + argv[i + 1 :], argument.partition("=")[2]
-        if argument == flag:
-            if i + 1 == len(argv):
-                raise ValueError(f"{flag} needs a value.")
-            return argv[:i] + argv[i + 2 :], argv[i + 1]
-    return argv, None

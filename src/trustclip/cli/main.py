@@ -16,11 +16,12 @@ from importlib.util import find_spec
 from types import FrameType
 from typing import Any, NoReturn
 
+from trustclip import __version__
 from trustclip.cli import registry
 from trustclip.cli.registry import COMMANDS, command_of
 from trustclip.cli.streams import Tolerant, complain, discard_output, occupy_closed, write_readably
 from trustclip.support.consent import ALL, consent, names_in
-from trustclip.support.names import unknown
+from trustclip.support.names import TrainingError, unknown
 from trustclip.support.stops import Requests, listen, unlisten
 from trustclip.support.text import harmless
 
@@ -28,13 +29,7 @@ from trustclip.support.text import harmless
 CLI_PACKAGES = ("yaml", "rich", "scipy")
 
 #: Words that people try -> the right ones.
-INSTEAD = {
-    "help": "--help",
-    "version": "--version",
-    "train": "rl",
-    "list": "methods",
-    "sweep": "suite",
-}
+INSTEAD = {"help": "--help", "version": "--version", "train": "rl"}
 
 USAGE = """\
 Policy-divergence constraints for GRPO.
@@ -78,8 +73,7 @@ def _status(argv: Sequence[str]) -> int:
     name = argv[0] if argv else "--help"
     write_readably()
     one = command_of(name)
-    records = one is not None and (one.records or one.continues)
-    output = Tolerant(sys.stdout) if records else sys.stdout
+    output = Tolerant(sys.stdout) if one and one.records else sys.stdout
     try:
         try:
             with contextlib.redirect_stdout(output):
@@ -108,8 +102,6 @@ def _dispatch(name: str, rest: Sequence[str]) -> int:
         print(_help())
         return 0
     if name in ("-V", "--version"):
-        from trustclip import __version__
-
         print(f"trustclip {__version__} (of what results depend on: trustclip doctor)")
         return 0
     one = command_of(name)
@@ -153,13 +145,11 @@ def command() -> NoReturn:
 
 
 def _no_command(name: str) -> str:
-    if near := INSTEAD.get(name.lower().strip("-")):
-        return f"unknown command {name!r}; it is: trustclip {near}"
     if name.startswith("-"):
         return f"unknown option {name!r}; see trustclip --help."
     if package := next((p for p, commands in registry.KNOWN.items() if name in commands), None):
         return f"{name} is a command of the package {package}: pip install {package}."
-    return unknown("command", name, [*COMMANDS, *registry.added_commands()])
+    return unknown("command", name, [*COMMANDS, *registry.added_commands()], INSTEAD.get(name))
 
 
 def _help() -> str:
@@ -203,8 +193,7 @@ def _report_stop(name: str, number: signal.Signals) -> int:
     """Report that a signal has ended the command; returns its exit status."""
     one = command_of(name)
     resumable = one is not None and one.continues
-    text = "stopped; the same command continues." if resumable else "interrupted."
-    complain(f"\n{text}")
+    complain("\nstopped; the same command continues." if resumable else "\ninterrupted.")
     return 0 if resumable else 128 + number
 
 
@@ -225,8 +214,6 @@ def _message_of(error: Exception) -> str | None:
             port = os.environ["MASTER_PORT"]
             return f"port {port} (MASTER_PORT) is taken: {reason} Set another one, or none."
         return f"rank {rank} has not found the other ranks of the job: {reason} Start it again."
-    from trustclip.support.names import TrainingError
-
     return str(error) if isinstance(error, ValueError | OSError | TrainingError) else None
 
 

@@ -4,7 +4,7 @@ import inspect
 import re
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from functools import cache
 from pathlib import Path
@@ -42,7 +42,8 @@ class Option:
     def flags(self) -> list[str]:
         """Its names on the command line; the last one is its field's."""
         also = [name for mark in self.marks if isinstance(mark, Also) for name in mark.names]
-        return [*also, f"--{self.path.replace('_', '-')}"]
+        names = ".NAME" if any(isinstance(mark, Dotted) for mark in self.marks) else ""
+        return [*also, f"--{self.path.replace('_', '-')}{names}"]
 
     @property
     def off(self) -> str:
@@ -67,14 +68,9 @@ class Option:
         """The placeholder of its value in a help text."""
         if texts := [mark.text for mark in self.marks if isinstance(mark, Metavar)]:
             return texts[0]
-        hint = get_args(self.hint)[0] if self.many else self.hint
-        kinds = kinds_of(hint)
-        none = ["None"] if NoneType in kinds and not self.positional else []
-        literals = [kind for kind in kinds if get_origin(kind) is Literal]
-        if choices := [str(value) for kind in literals for value in get_args(kind)]:
-            return "{" + ",".join([*none, *choices]) + "}"
-        words = [_word(kind) for kind in kinds if kind is not NoneType]
-        return "|".join([*(["{None}"] if none else []), *words])
+        kinds = kinds_of(get_args(self.hint)[0] if self.many else self.hint)
+        none = ["{None}"] if NoneType in kinds and not self.positional else []
+        return "|".join([*none, *(_word(kind) for kind in kinds if kind is not NoneType)])
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:
@@ -83,6 +79,8 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
 
 
 def _word(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return f"{{{','.join(map(str, get_args(kind)))}}}"
     return _WORDS.get(kind) or ("METHOD" if hasattr(kind, "surrogate") else "YAML")
 
 
@@ -100,8 +98,6 @@ def options_of(cls: Any, prefix: str = "") -> tuple[Option, ...]:
     options: list[Option] = []
     for name in fields_of(cls):
         field, extras = cls.__dataclass_fields__[name], marks(hints[name])
-        if any(isinstance(mark, Dotted) for mark in extras):
-            continue
         inner = class_in(bare[name])
         if inner and not hasattr(inner, "surrogate"):  # a method is one value
             options += options_of(inner, f"{prefix}{name}.")
@@ -123,19 +119,28 @@ def describe(cls: type) -> str:
     return "\n\n".join(filled)
 
 
-def help_of(cls: type, command: str, usage: str = "") -> str:
-    """The help text of a command, for the class of its options; ``usage`` replaces its head."""
-    options = sorted(options_of(cls), key=lambda one: (not one.required, _depth(cls, one)))
+def help_of(cls: type | None, command: str, flags: Mapping[str, str] = {}) -> str:
+    """The help text of a command, for the class of its options.
+
+    ``flags`` are what it takes beside them: how each is written, and what it does.
+    """
     one = command_of(command)
-    does = describe(cls) or (f"{one.does[0].upper()}{one.does[1:]}." if one else "")
-    head = usage.strip() or f"usage: {_usage(options_of(cls), command)}\n\n{does}".strip()
+    does = describe(cls) if cls else ""
+    if one and not does:
+        does = f"{one.does[0].upper()}{one.does[1:]}."
+    options = options_of(cls) if cls else ()
+    arguments = [flag for flag in flags if not flag.startswith("-")]
+    usage = ["usage: trustclip", command, *(arguments or _needed(options)), "[options]"]
     groups: dict[str, list[str]] = {"arguments": [], "options": []}
-    for one in options:
+    for flag, text in flags.items():
+        groups["arguments" if flag in arguments else "options"].append(_row(flag, text))
+    for one in sorted(options, key=lambda one: (not one.required, _depth(cls, one))):
         section = one.path.rpartition(".")[0]
         title = f"options of {section}" if section else "options"
         groups.setdefault("arguments" if one.positional else title, []).append(_entry(one))
     groups["options"].append(_row("-h, --help", "print this text"))
-    return "\n\n".join([head, *(f"{t}:\n" + "\n".join(e) for t, e in groups.items() if e)])
+    texts = (f"{title}:\n" + "\n".join(rows) for title, rows in groups.items() if rows)
+    return "\n\n".join([" ".join(usage), *filter(None, [does]), *texts])
 
 
 def _entry(one: Option) -> str:
@@ -145,7 +150,7 @@ def _entry(one: Option) -> str:
     text = one.text
     if one.required and not one.positional:
         text += " (required)"
-    elif one.default is not MISSING and one.default not in (None, (), ""):
+    elif one.default is not MISSING and one.default not in (None, (), {}, ""):
         text += f" (default: {_default_text(one.default)})"
     return _row(" ".join(filter(None, [", ".join(names), value])), text.strip())
 
@@ -162,22 +167,21 @@ def _row(names: str, text: str) -> str:
     return f"  {names}".ljust(_INDENT) + body[_INDENT:] if fits else f"  {names}\n{body}".rstrip()
 
 
-def _depth(cls: type, one: Option) -> int:
+def _depth(cls: Any, one: Option) -> int:
     """How far up an option is inherited from: what a class itself adds is shown first."""
     name = one.path.partition(".")[0]
     bases = enumerate(cls.__mro__)
     return max(depth for depth, base in bases if name in inspect.get_annotations(base))
 
 
-def _usage(options: Sequence[Option], command: str) -> str:
-    words = []
+def _needed(options: Sequence[Option]) -> Iterator[str]:
+    """The words of a usage: arguments, and options that must be given."""
     for one in options:
         if one.positional:
             word = f"{one.metavar} ..." if one.many else one.metavar
-            words.append(word if one.required else f"[{word}]")
+            yield word if one.required else f"[{word}]"
         elif one.required:
-            words.append(f"{one.flags[-1]} {one.metavar}")
-    return " ".join([f"trustclip {command}", *words, "[options]"])
+            yield f"{one.flags[-1]} {one.metavar}"
 
 
 def _default_text(value: Any) -> str:

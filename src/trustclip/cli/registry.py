@@ -31,10 +31,11 @@ class Command(NamedTuple):
 
 _method = partial(Command, "trustclip.cli.commands.constraints")
 _evidence = partial(Command, "trustclip.cli.commands.evidence")
-_tokens = partial(Command, "trustclip.cli.commands.inspection")
-_start = partial(Command, "trustclip.cli.commands.start", extra="train")
+_tokens = partial(Command, "trustclip.cli.commands.tokens")
+_machine = partial(Command, "trustclip.cli.commands.machine")
 _stored = partial(Command, "trustclip.cli.commands.stored")
-_experiment = partial(Command, "trustclip.cli.commands.experiments", records=True, extra="train")
+_start = partial(Command, "trustclip.cli.commands.experiments", extra="train")
+_experiment = partial(_start, records=True)
 _run = partial(_experiment, continues=True)
 
 #: The commands of the library; they load no module of `trustclip.train`.
@@ -43,20 +44,14 @@ LIBRARY = {
     "explain": _evidence("what the constraint did in a run or in another trainer's log"),
     "tokens": _tokens("which tokens a constraint cut, completion by completion"),
     "microscope": _tokens("a page that shows tokens under several methods", extra="report"),
-    "shadow": Command(
-        "trustclip.cli.commands.shadows",
-        "what other methods would have cut, and the threshold for a share",
-    ),
+    "shadow": _tokens("what other methods would have cut, and the threshold for a share"),
     "compare": _evidence("differences between evaluations, with intervals and p-values"),
     "power": _evidence("how many seeds would find a gap, from the runs of a pilot"),
     "methods": _method("the constraints and their hyper-parameters"),
     "bounds": _method("a method's ratio interval, also as settings of TRL and verl"),
     "check": _method("whether a method is right, such as one of your own: file.py:Class"),
     "conform": _method("whether any trainer's loss is a method: file.py:function --as METHOD"),
-    "doctor": Command(
-        "trustclip.cli.commands.machine",
-        "versions, devices, and whether a schedule lets a constraint act",
-    ),
+    "doctor": _machine("versions, devices, and whether a schedule lets a constraint act"),
 }
 #: Those of the training program, and of the library.
 COMMANDS = {

@@ -8,12 +8,18 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from trustclip.support.consent import names_in
 from trustclip.support.jsonl import plain
+from trustclip.support.terminal import announce
 from trustclip.support.text import one_line
+from trustclip.train.checks import refuse
 from trustclip.train.data import check_data, training_problems
 from trustclip.train.evaluation.measures import Measures
+from trustclip.train.files import load_recipe
 from trustclip.train.models import load_tokenizer
+from trustclip.train.preflight.dry_run import dry_run
 from trustclip.train.problems.files import format_of
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import completion, messages, right_completion, tokens_of
@@ -40,8 +46,12 @@ class Sizes:
         return -(-2 * self.answer // 8) * 8 or LENGTH
 
 
-def write_recipe(settings: InitSettings) -> Path:
-    """Write the recipe of `trustclip init`; the data are read, and no model is loaded."""
+def init(settings: InitSettings, console: Console) -> None:
+    """Run `trustclip init`: write a recipe, and print its dry run and the commands that follow.
+
+    The data are read, and no model is loaded.
+    """
+    refuse(settings)
     if settings.file.exists():
         raise ValueError(f"{settings.file} exists; name another file: trustclip init FILE.")
     if settings.file.suffix not in (".yaml", ".yml"):
@@ -54,7 +64,9 @@ def write_recipe(settings: InitSettings) -> Path:
     evaluation = _evaluation(settings, tests, problems[0])
     text = recipe_text(settings, data, evaluation, measure(problems, tokenizer, stage))
     settings.file.write_text(text, encoding="utf-8")
-    return settings.file
+    dry_run(load_recipe(settings.file), console, batch=False)
+    commands = (f"\n  {command}" for command in next_commands(settings))
+    announce(console, f"\nwritten to {settings.file}; next:{''.join(commands)}")
 
 
 def sources(settings: InitSettings) -> tuple[str, str | None]:

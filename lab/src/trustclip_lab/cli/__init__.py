@@ -10,6 +10,7 @@ COMMANDS = {
         _LABORATORY,
         "constraints tuned alike and compared on fresh seeds of the lab",
         continues=True,
+        records=True,
     ),
     "theory": Command(_LABORATORY, "the paper's theorems, computed on both sides"),
     "tabular": Command(_LABORATORY, "methods on a bandit and a tree, where everything is exact"),

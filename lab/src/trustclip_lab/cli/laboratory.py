@@ -3,22 +3,30 @@
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from trustclip.cli.arguments import changes_of, parse, print_help, split_option
+from trustclip.cli.arguments import changes_of, file_of, given, parse, print_help, taken
 from trustclip.support.names import unknown
+from trustclip.support.settings import Source, build
 from trustclip.support.terminal import Terminal, say
 
-LAB = """\
-usage: trustclip lab [FILE] [--NAME VALUE ...]
+T = TypeVar("T")
 
-Methods on many seeds at once, of very small policies. The same command continues.
-
-  FILE          YAML of the settings below, or the name of one that comes along: trustclip recipes
-  --NAME VALUE  change a setting of the file
-"""
+_FILE = "of the settings below, or the name of one that comes along (trustclip recipes)."
+LAB = {
+    "[FILE]": f"YAML {_FILE} The same command continues what was interrupted.",
+    "--NAME VALUE": "Change a setting of the file.",
+}
+ARENA = {
+    "FILE": f"YAML {_FILE} The same command continues what was interrupted.",
+    "--NAME VALUE": "Change a setting of the file by its path, such as --output-dir, --jobs, "
+    "--depths '{4: {}, 256: {passes: 16}}' or --axes '{}'. A constraint of your own: "
+    "--constraints '{mine: ...}' --reference mine --contrasts '{}' --controls '{}' --output-dir "
+    "mine; with --allow-code where it names a module.",
+}
+PRESET = {"--preset NAME": "Begin with the settings of a preset, which options change."}
+OUT = {"--out FILE": "Write the outcomes of every seed to this new JSON-lines file."}
 
 
 def lab(argv: Sequence[str]) -> None:
@@ -26,26 +34,11 @@ def lab(argv: Sequence[str]) -> None:
     from trustclip.train.shipped import locate
     from trustclip_lab.stack import LabSettings, load, run_lab
 
-    print_help(argv, LabSettings, "lab", usage=LAB)
+    print_help(argv, LabSettings, "lab", LAB)
     files, changes = changes_of(argv, LabSettings)
     if len(files) > 1:
         raise ValueError(f"give one file, got {len(files)}; see trustclip lab --help.")
     run_lab(load(locate(Path(files[0])) if files else None, changes), Terminal())
-
-
-ARENA = """\
-usage: trustclip arena FILE [--NAME VALUE ...]
-
-Constraints with equal tuning budgets on many seeds of the lab: every trial on tuning seeds, the
-best of each constraint on fresh ones. The same command continues what was interrupted.
-
-  FILE           YAML of the settings below, or the name of one that comes along, such as arena
-  --NAME VALUE   change a setting of the file by its path, such as --output-dir, --jobs,
-                 --depths '{4: {}, 256: {passes: 16}}' or --axes '{}'
-
-A constraint of your own: --constraints '{mine: ...}' --reference mine --contrasts '{}'
---controls '{}' --output-dir mine; with --allow-code where it names a module.
-"""
 
 
 def arena(argv: Sequence[str]) -> None:
@@ -54,11 +47,9 @@ def arena(argv: Sequence[str]) -> None:
     from trustclip_lab.arena.run import load, run_arena
     from trustclip_lab.arena.settings import ArenaSettings
 
-    print_help(argv, ArenaSettings, "arena", usage=ARENA)
-    files, changes = changes_of(argv, ArenaSettings)
-    if len(files) != 1:
-        raise ValueError(f"give one file, got {len(files)}; see trustclip arena --help.")
-    run_arena(load(locate(Path(files[0])), changes), Terminal())
+    print_help(argv, ArenaSettings, "arena", ARENA)
+    file, changes = file_of(argv, ArenaSettings, "arena", "file")
+    run_arena(load(locate(file), changes), Terminal())
 
 
 def control(argv: Sequence[str]) -> None:
@@ -67,7 +58,7 @@ def control(argv: Sequence[str]) -> None:
 
     from trustclip_lab.control import PRESETS, ControlSettings, run_control
 
-    settings = parse(ControlSettings, argv, "control", presets=partial(_preset, PRESETS))
+    settings = _settings(ControlSettings, argv, "control", PRESETS)
     torch.set_num_threads(1)  # networks this small are slower on several
     run_control(settings, Terminal())
 
@@ -78,16 +69,26 @@ def tabular(argv: Sequence[str]) -> None:
 
     from trustclip_lab.tabular import PRESETS, TabularSettings, run_tabular
 
-    rest, out = split_option(list(argv), "--out")
-    settings = parse(TabularSettings, rest, "tabular", presets=partial(_preset, PRESETS))
+    rest, out = taken(argv, *OUT)
+    settings = _settings(TabularSettings, rest, "tabular", PRESETS, OUT)
     torch.set_num_threads(1)  # tensors this small are slower on several
     run_tabular(settings, Terminal(), None if out is None else Path(out))
 
 
-def _preset(presets: Mapping[str, Any], name: str) -> dict[str, Any]:
-    if name not in presets:
+def _settings(
+    cls: type[T],
+    argv: Sequence[str],
+    command: str,
+    presets: Mapping[str, Any],
+    further: Mapping[str, str] = {},
+) -> T:
+    """The settings of a command line, which change those of ``--preset NAME``."""
+    rest, name = taken(argv, *PRESET)
+    changes = given(cls, rest, command, {**PRESET, **further})
+    if name is not None and name not in presets:
         raise ValueError(unknown("preset", name, presets))
-    return vars(presets[name])
+    content = {} if name is None else {**vars(presets[name])}
+    return build(cls, content, Source(changes=changes))
 
 
 def bench(argv: Sequence[str]) -> None:

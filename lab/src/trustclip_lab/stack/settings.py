@@ -20,7 +20,7 @@ AdvantageName = Literal["group_mean", "group_standardized", "leave_one_out"]
 
 @checked
 class LabSettings:
-    """Methods and settings, each trained from many seeds at once."""
+    """Methods on very small policies, each trained from many seeds at once."""
 
     output_dir: Path = Path("runs/lab")
     """Folder of the results."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,11 +9,10 @@ from typing import Annotated, Any
 from rich.table import Column, Table
 
 import trustclip
-from trustclip.cli.arguments import parse, split_option
+from trustclip.cli.arguments import given, print_help, taken
 from trustclip.support.consent import import_object
 from trustclip.support.marks import Also, Metavar, Positional
 from trustclip.support.names import listed
-from trustclip.support.settings import Source
 from trustclip.support.terminal import Terminal, say
 
 
@@ -39,8 +37,7 @@ class Methods:
     def __call__(self) -> None:
         if self.figure is not None:
             names = listed(self.only) or trustclip.methods()
-            drawn = {name: trustclip.method(name) for name in names}
-            _draw(drawn, self.figure)
+            _draw({name: trustclip.method(name) for name in names}, self.figure)
         elif self.engines:
             from trustclip.constraints import rosetta
 
@@ -51,16 +48,14 @@ class Methods:
             from trustclip.constraints.base import ALIASES
             from trustclip.constraints.notation import spelled
 
-            _print(_HEADER, (_row(name, cls) for name, cls in trustclip.methods().items()))
+            header = ("method", "what it does", "defaults", "trains in")
+            _print(header, (_row(name, cls) for name, cls in trustclip.methods().items()))
             names = (f"{a} is {spelled({'name': of, **by})}" for a, (of, by) in ALIASES.items())
             say("\nother names: " + "; ".join(names))
 
 
-#: Columns of the table of methods; an engine is named if it trains the method's defaults.
-_HEADER = ("method", "what it does", "defaults", "trains in")
-
-
 def _row(name: str, cls: Any) -> tuple[str, str, str, str]:
+    """A method in the table; an engine is named if it trains the method's defaults."""
     from trustclip.engines.limits import trains_in
 
     first = (cls.__doc__ or "").strip().splitlines()[0].partition(": ")[2].replace("``", "")
@@ -76,43 +71,33 @@ def _draw(methods: Mapping[str, trustclip.Method], file: Path) -> None:
     say(file)
 
 
-_BOUNDS = """\
-Print the ratio interval inside which the gate of METHOD never closes, and the settings
-of stock TRL and verl with the same gradient. If a threshold adapts, such as --delta
-"{controller: target_gate, share: 0.02}", print the intervals at its initial value and
-at the ends of its range. --plot FILE.svg draws the weight of a token's gradient over
-its ratio; METHOD may be file.py:Class."""
-_CHECK = """\
-Find out whether METHOD is right: its gradient, its gate and what it declares are compared on
-small made-up batches. METHOD may be your own: file.py:Class. Exit status 1: METHOD is wrong."""
+_METHOD = {
+    "METHOD": "A method that trustclip methods lists, or one of your own: file.py:Class.",
+    "--NAME VALUE": "Set a hyper-parameter; trustclip bounds METHOD --help lists them. A number "
+    'may adapt, as in --delta "{controller: target_gate, share: 0.02}".',
+}
+_PLOT = {"--plot FILE": "Draw the weight of a token's gradient over its ratio, as SVG, instead."}
 
 
-def method_of(argv: Sequence[str], command: str, does: str = "") -> trustclip.Method:
+def method_of(
+    argv: Sequence[str], command: str, flags: Mapping[str, str] = _METHOD
+) -> trustclip.Method:
     """The method on a command line, with its hyper-parameters, e.g. ``["atr", "--delta", "0.05"]``.
 
     A controller may replace a number, written as YAML: ``["--delta", "{controller:
-    target_gate, share: 0.02}"]``. Where there is no method, the usage is printed, and the end.
+    target_gate, share: 0.02}"]``.
     """
-    if not argv or argv[0].startswith("-"):
-        names = textwrap.fill(f"Methods: {', '.join(trustclip.methods())}.", 98)
-        say(f"usage: trustclip {command} METHOD [--HYPER-PARAMETER VALUE ...]\n\n{does}\n\n{names}")
-        raise SystemExit(0 if argv else 2)
     from trustclip.constraints.base import method_class
 
+    if not argv or argv[0].startswith("-"):
+        print_help(argv, None, command, flags)
+        raise ValueError(f"METHOD is missing; see trustclip {command} --help.")
     name, *rest = argv
-
-    def make(_cls: Any, _content: Any, given: Source) -> trustclip.Method:
-        return trustclip.method(name, **given.changes)
-
-    return parse(method_class(name), rest, f"{command} {name}", make=make)
+    return trustclip.method(name, **given(method_class(name), rest, f"{command} {name}"))
 
 
 def check(argv: Sequence[str]) -> int:
-    return _say(trustclip.check(method_of(argv, "check", _CHECK)))
-
-
-def _say(found: Any) -> int:
-    """Print what was found; 1 where it is false."""
+    found = trustclip.check(method_of(argv, "check"))
     say(found)
     return 0 if found else 1
 
@@ -140,19 +125,21 @@ class Conform:
             raise ValueError('--as is missing: name the method, such as --as "clip(0.2)".')
         loss = import_object(self.function, "loss")
         without = listed(self.without)
-        return _say(trustclip.conform(loss, self.method, self.aggregation or None, without))
+        found = trustclip.conform(loss, self.method, self.aggregation or None, without)
+        say(found)
+        return 0 if found else 1
 
 
 def bounds(argv: Sequence[str]) -> None:
     from trustclip.constraints.adaptive import Adaptive
 
-    rest, file = split_option([*argv], "--plot")
-    method = method_of(rest, "bounds", _BOUNDS)
+    rest, file = taken(argv, *_PLOT)
+    method = method_of(rest, "bounds", {**_METHOD, **_PLOT})
     if file is not None:
         _draw({str(method): method}, Path(file))
     elif isinstance(method, Adaptive):
-        say(method.inner)
-        _print_thresholds(method)
+        say(f"{method.inner}\nat its initial threshold, which adapts:")
+        _print_interval(method.inner)
     else:
         say(method)
         _print_interval(method)
@@ -172,23 +159,6 @@ def _print_interval(method: trustclip.Method) -> None:
     say(f"ratio interval  [{low:.12f}, {high:.12f}]")
     logs = (math.log(ratio) if ratio > 0 else -math.inf for ratio in (low, high))
     say("log-ratio       [{:.12f}, {:.12f}]".format(*logs))
-
-
-def _print_thresholds(method: Any) -> None:
-    """The interval at the initial thresholds, and with each at the ends of its range."""
-    rows = []
-    for name, controller in method.controllers:
-        start = getattr(method.inner, name)
-        values = (start, *controller.between(start))
-        for where, value in zip(("initial", "lowest", "highest"), values, strict=True):
-            try:
-                ends = trustclip.interval(dataclasses.replace(method.inner, **{name: value}))
-            except ValueError:
-                say("at its initial threshold, which adapts:")
-                return _print_interval(method.inner)
-            rows.append((f"{name} = {value:g}", where, *(f"{end:.6f}" for end in ends)))
-    _print(("threshold", "", "low", "high"), rows)
-    say("the threshold adapts: no stock setting of TRL or verl is its twin")
 
 
 def _print_by_probability(method: trustclip.Method) -> None:

@@ -46,8 +46,7 @@ class Power(Choice):
     def __call__(self) -> None:
         from trustclip.report.planning import print_power
 
-        plan = self.gap, self.power, self.comparisons
-        print_power(self.runs, Terminal(), *plan, self)
+        print_power(self.runs, Terminal(), self.gap, self.power, self.comparisons, self)
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -1,82 +1,50 @@
-"""Commands that train and evaluate; each takes arguments and returns an exit status."""
+"""Commands that train and evaluate, and those before training; each returns an exit status."""
 
 import dataclasses
-import functools
 import pkgutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trustclip.cli.arguments import changes_of, parse, require, without
+from trustclip.cli.arguments import changes_of, file_of, given, parse, print_help, require, taken
+from trustclip.cli.commands.stored import Grade
 from trustclip.support.marks import Argument
+from trustclip.support.settings import Source
 from trustclip.support.terminal import Terminal, say
-from trustclip.train.settings.stages import (
-    DemoSettings,
-    EvalSettings,
-    Recipe,
-    RLSettings,
-    SFTSettings,
-)
+from trustclip.train.settings import stages
+from trustclip.train.shipped import locate
 
 T = TypeVar("T")
 
-#: Of each command, what follows its options in the help text: how they are used.
-EXAMPLES = {
-    "try": """\
-examples:
-  trustclip try smollm2 --dataset word-sums
-  trustclip try Qwen/Qwen3-0.6B --dataset problems.jsonl@[:100] --columns.prompt question --n 16
-  trustclip try recipe.yaml --n 16 --each 8 --rl.max-completion-length 512""",
-    "init": """\
-examples:
-  trustclip init
-  trustclip init --model smollm2 --dataset word-sums
-  trustclip init mine.yaml --model Qwen/Qwen3-0.6B --dataset sums.jsonl --columns.problem text""",
-    "demo": """\
-examples:
-  trustclip demo
-  trustclip demo --method clip_higher --method.high 0.3 --seed 3""",
-    "sft": """\
---preset tiny sets everything for a small model and generated problems: seconds on a CPU.
-
-examples:
-  trustclip sft --preset tiny
-  trustclip sft --model Qwen/Qwen3-1.7B --dataset solved.jsonl --output-dir runs/sft""",
-    "rl": """\
---preset tiny sets everything for a small model and generated problems, seconds on a CPU;
---dry-run prints the plan and runs the longest batch once;
---method.NAME VALUE sets a hyper-parameter of the method (trustclip methods lists both), and
---trl.NAME VALUE any other field of TRL's GRPOConfig.
-
-examples:
-  trustclip rl --preset tiny --method clip --method.epsilon 0.1
-  trustclip rl --model Qwen/Qwen3-1.7B --dataset problems.jsonl --output-dir runs/rl
-  trustclip rl ... --reward rewards.py:polite --columns.prompt question""",
-    "eval": """\
---preset tiny sets everything for a small model and generated problems, seconds on a CPU.
-
---grade RUN|FILE [--style STYLE] [--out FILE] grades stored answers again instead: those of a
-run's samples.jsonl, or of a CSV file with the columns answer and gold.
-
-examples:
-  trustclip eval --preset tiny
-  trustclip eval --model runs/rl/final --tasks amc23,aime24 --output-dir runs/eval
-  trustclip compare runs/eval runs/eval-other""",
+_PRESET = {
+    "--preset NAME": "Begin with the settings of a preset, which options change. With tiny, a "
+    "small model and generated problems, the command takes seconds on a CPU."
 }
-
-
-def settings(cls: type[T], argv: Sequence[str], command: str) -> T:
-    """Parse the settings of an experiment command; ``--help`` prints the options and exits.
-
-    Beside options by name it takes ``--preset NAME``, ``--method.NAME VALUE`` for a hyper-parameter
-    and ``--trl.NAME VALUE`` for a field of TRL.
-    """
-    from trustclip.train.files import build, preset
-
-    examples, presets = EXAMPLES.get(command, ""), functools.partial(preset, command)
-    return parse(cls, argv, command, presets=presets, make=build, examples=examples)
-
-
+_DRY_RUN = {"--dry-run": "Print the plan, and run the longest batch once."}
+#: What a command takes beside its settings.
+FLAGS: dict[str, dict[str, str]] = {
+    "sft": _PRESET,
+    "rl": {**_PRESET, **_DRY_RUN},
+    "eval": {**_PRESET, "--grade": "Grade stored answers again: trustclip eval --grade --help."},
+    "run": {
+        "FILE": "A recipe of yours, or the name of one that comes with trustclip (trustclip "
+        "recipes). If its output_dir holds a run, this run is continued.",
+        **_DRY_RUN,
+        "--SECTION.NAME VALUE": "Override a value of the file, as in --rl.learning-rate 1e-5, "
+        "--seed 1, --method clip or --trl.optim sgd. The sections have the options of trustclip "
+        "sft, rl and eval.",
+        "--output-dir FOLDER": "Run directory. When unset it is the file's, and with another "
+        "method or seed a folder beside it, as in runs/tiny-clip-seed1.",
+    },
+    "resume": {
+        "RUN": "The folder of a run, whichever command began it. Its settings are in it.",
+        "--max-steps N": "Updates in total, more than the run had. With a constant learning rate "
+        "it ends bit for bit as if it had been given them from the start; with another schedule "
+        "the command says what differs.",
+        "--NAME VALUE": "Change a setting that no result depends on, as in --save-steps 10, or "
+        "--rl.save-steps 10 if a recipe began the run.",
+    },
+}
 #: What does the work of each command, given its settings.
 _WORK = {
     "demo": "trustclip.train.pipeline:demo",
@@ -86,23 +54,58 @@ _WORK = {
     "eval": "trustclip.train.eval:run_evaluation",
     "run": "trustclip.train.pipeline:run_recipe",
     "run --dry-run": "trustclip.train.preflight.dry_run:dry_run",
+    "try": "trustclip.train.trial:trial",
+    "init": "trustclip.train.first:init",
+}
+#: Where a recipe has what ``try MODEL`` calls otherwise.
+_IN_RECIPE = {
+    "max_tokens": "rl.max_completion_length",
+    **{name: f"rl.{name}" for name in ("reward", "temperature", "top_p", "dataset")},
 }
 
 
-def be_quiet() -> None:
-    """Silence the libraries' bars; it imports PyTorch, so only once settings have been checked."""
+def settings(cls: type[T], argv: Sequence[str], command: str) -> T:
+    """Parse the settings of a command, which change those of a preset; ``--help`` prints them."""
+    rest, name = taken(argv, *_PRESET)
+    changes = given(cls, rest, command, FLAGS.get(command, {}))
+    from trustclip.train.files import build, preset
+
+    content = {} if name is None else preset(command, name)
+    return build(cls, content, Source(changes=changes))
+
+
+def _work(command: str, options: Any, *more: Any) -> Any:
+    # It imports PyTorch, so settings are checked before.
     from trustclip.train.watch.callbacks import silence_libraries
 
     silence_libraries()
+    return pkgutil.resolve_name(_WORK[command])(options, Terminal(), *more)
 
 
-def _work(command: str, options: Any) -> Any:
-    be_quiet()
-    return pkgutil.resolve_name(_WORK[command])(options, Terminal())
+def attempt(argv: Sequence[str]) -> None:
+    positional, changes = changes_of(argv, stages.TrySettings)
+    recipe = None
+    if len(positional) == 1 and Path(positional[0]).suffix in (".yaml", ".yml"):
+        from trustclip.train.files import load_recipe
+
+        own = {name: changes.pop(name) for name in ("n", "each") if name in changes}
+        changes = {_IN_RECIPE.get(name, name): value for name, value in changes.items()}
+        recipe = load_recipe(locate(Path(positional[0])), changes)
+        place = {"model": recipe.model, "seed": recipe.seed, "dtype": recipe.dtype}
+        options = stages.TrySettings(dataset=recipe.rl.dataset, **place, **own)
+    else:
+        options = settings(stages.TrySettings, argv, "try")
+    _work("try", options, recipe and recipe.rl)
+    if recipe and recipe.sft:
+        say("This is the model before the recipe's fine-tuning, which comes first in a run.")
+
+
+def init(argv: Sequence[str]) -> None:
+    _work("init", settings(stages.InitSettings, argv, "init"))
 
 
 def demo(argv: Sequence[str]) -> None:
-    options = settings(DemoSettings, argv, "demo")
+    options = settings(stages.DemoSettings, argv, "demo")
     require("transformers", "trl", "matplotlib", "jinja2")  # the last two of the page it ends with
     directory = _work("demo", options)
     if directory.leads and directory.summary.get("finished"):
@@ -114,56 +117,30 @@ def demo(argv: Sequence[str]) -> None:
 
 
 def sft(argv: Sequence[str]) -> None:
-    _work("sft", settings(SFTSettings, argv, "sft"))
+    _work("sft", settings(stages.SFTSettings, argv, "sft"))
 
 
 def rl(argv: Sequence[str]) -> int | None:
-    rest, dry = without(argv, "--dry-run")
-    options = settings(RLSettings, rest, "rl")
-    if dry:
-        return _work("rl --dry-run", options)
-    _work("rl", options)
+    rest, dry = taken(argv, *_DRY_RUN)
+    options = settings(stages.RLSettings, rest, "rl")
+    status = _work("rl --dry-run" if dry else "rl", options)
+    return status if dry else None
 
 
 def evaluate(argv: Sequence[str]) -> None:
-    rest, graded = without(argv, "--grade")
+    rest, graded = taken(argv, "--grade")
     if graded:
-        from trustclip.cli.commands.stored import Grade
-
-        parse(Grade, rest, "eval --grade")()
-    else:
-        _work("eval", settings(EvalSettings, argv, "eval"))
-
-
-RUN_USAGE = """\
-usage: trustclip run FILE [--dry-run] [--SECTION.NAME VALUE ...]
-
-Run a recipe (fine-tuning, training, evaluations), or continue the one in its output_dir.
-FILE is yours, or the name of one that comes with trustclip: trustclip recipes.
-SIGTERM or Ctrl-C saves and exits with status 0.
-
-  --dry-run             print the plan, and run the longest batch once
-  --SECTION.NAME VALUE  override a value of the file, e.g. --rl.learning-rate 1e-5 --seed 1;
-                        --method NAME and --method.NAME VALUE set the method and its
-                        hyper-parameters, --trl.NAME VALUE sets any field of TRL's GRPOConfig
-  --output-dir FOLDER   run directory: the file's output_dir when unset, and with another
-                        method or seed a folder beside it, as in runs/tiny-clip-seed1
-
-Options of the sections: trustclip sft --help, trustclip rl --help, trustclip eval --help."""
+        return parse(Grade, rest, "eval --grade")()
+    _work("eval", settings(stages.EvalSettings, argv, "eval"))
 
 
 def run(argv: Sequence[str]) -> int | None:
-    if not argv or {"-h", "--help"} & set(argv):
-        say(RUN_USAGE)
-        return 0 if argv else 2
-    from trustclip.train.files import ALIASES, load_recipe, with_folder
-    from trustclip.train.shipped import locate
+    print_help(argv, None, "run", FLAGS["run"])
+    rest, dry = taken(argv, *_DRY_RUN)
+    file, changes = file_of(rest, stages.Recipe, "run", "recipe file")
+    from trustclip.train.files import load_recipe, with_folder
 
-    rest, dry = without(argv, "--dry-run")
-    files, changes = changes_of(rest, Recipe, ALIASES)
-    if len(files) != 1:
-        raise ValueError(f"give one recipe file, got {len(files)}; see trustclip run --help.")
-    file = locate(Path(files[0]))
+    file = locate(file)
     recipe = load_recipe(file, with_folder(file, changes))
     if dry:
         return _work("run --dry-run", recipe)
@@ -172,34 +149,14 @@ def run(argv: Sequence[str]) -> int | None:
         say(f"for a page about it: trustclip report {directory.path}")
 
 
-RESUME_USAGE = """\
-usage: trustclip resume RUN [--max-steps N] [--NAME VALUE ...]
+def resume(argv: Sequence[str]) -> None:
+    print_help(argv, None, "resume", FLAGS["resume"])
+    folder, _ = file_of(argv, stages.Recipe, "resume", "run directory")
+    from trustclip.train.files import build, of_run
 
-Continue a run with the settings in its folder, whichever command began it. A finished run can
-get more updates: with a constant learning rate it ends bit for bit as if it had been given them
-from the start; with another schedule the command says what differs.
-
-  --max-steps N  updates in total, more than the run had
-  --NAME VALUE   a setting that no result depends on, e.g. --save-steps 10, or --rl.save-steps 10 if
-                 a recipe began the run"""
-
-
-def resume(argv: Sequence[str]) -> int | None:
-    if not argv or {"-h", "--help"} & set(argv):
-        say(RESUME_USAGE)
-        return 0 if argv else 2
-    from trustclip.support.settings import Source
-    from trustclip.train.files import ALIASES, build, of_run
-
-    folders, _ = changes_of(argv, Recipe, ALIASES)
-    if len(folders) != 1:
-        raise ValueError(
-            f"give one run directory, got {len(folders)}; see trustclip resume --help."
-        )
-    command, cls, content = of_run(Path(folders[0]))
-    _, changes = changes_of(argv, cls, ALIASES if command == "run" else {})
-    options = build(cls, content, Source(f"{folders[0]}/config.yaml", {}, changes))
-    _work(command, options)
+    command, cls, content = of_run(folder)
+    _, changes = changes_of(argv, cls)
+    _work(command, build(cls, content, Source(f"{folder}/config.yaml", {}, changes)))
 
 
 @dataclasses.dataclass
@@ -224,7 +181,6 @@ class Suite:
     """List the runs without starting them."""
 
     def __call__(self) -> int:
-        from trustclip.train.shipped import locate
         from trustclip.train.suite import run_suite
         from trustclip.train.suite.launchers.slurm import resources_of
 

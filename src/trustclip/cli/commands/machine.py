@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from trustclip.cli.arguments import parse, print_help, split_option, without
+from trustclip.cli.arguments import parse, print_help, taken
 from trustclip.support.marks import Metavar
 from trustclip.support.terminal import say
 
@@ -69,8 +69,8 @@ class Doctor:
 def doctor(argv: Sequence[str]) -> int:
     print_help(argv, Doctor, "doctor")
     for flag, check in (("--verl", _verl), ("--sampler", _sampler), ("--distributed", _launched)):
-        rest, asked = without(argv, flag)
-        if asked:
+        rest = [word.removeprefix(f"{flag}=") for word in argv if word != flag]
+        if rest != [*argv]:
             return check(rest)
     status = parse(Doctor, argv, "doctor")()
     return status if argv else 0  # of the machine alone; nobody has asked about a schedule
@@ -91,20 +91,20 @@ def _launched(arguments: Sequence[str]) -> int:
 
 def _sampler(arguments: Sequence[str]) -> int:
     """Compare sampler and trainer on recorded completions, or on the first ones of a recipe."""
-    rest, text = split_option([*arguments], "--length")
-    if text is not None and not (text.isdigit() and int(text)):
-        raise ValueError(f"--length is a number of tokens, 1 or more; got {text!r}.")
-    length = int(text or 0)
+    rest, length = taken(arguments, "--length N")
+    if length is not None and not (length.isdigit() and int(length)):
+        raise ValueError(f"--length is a number of tokens, 1 or more; got {length!r}.")
     if rest and rest[0].endswith(".jsonl"):
         from trustclip.logs.pairs import read_pairs
 
         if rest[1:]:
             raise ValueError(f"a file of completions takes no options, got {rest[1]}.")
-        return _report_verdict(read_pairs(Path(rest[0])), length)
-    from trustclip.cli.commands.preflight import sampled
+        pairs, most, method = read_pairs(Path(rest[0])), 0, None
+    else:
+        from trustclip.cli.commands.preflight import sampled
 
-    pairs, most, method = sampled(rest)
-    return _report_verdict(pairs, length or most, method)
+        pairs, most, method = sampled(rest)
+    return _report_verdict(pairs, int(length or most), method)
 
 
 def _report_verdict(pairs: "Pairs", length: int = 0, method: "Method | None" = None) -> int:

@@ -3,16 +3,15 @@
 import os
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
-from trustclip.cli.arguments import changes_of, split_option
+from trustclip.cli.arguments import changes_of, file_of, taken
 from trustclip.constraints.base import Method
 from trustclip.constraints.sampler import Pairs
 from trustclip.engines.limits import Remark
 from trustclip.support.settings import Source
 from trustclip.support.terminal import say
 from trustclip.train.checks import absent, refuse
-from trustclip.train.files import ALIASES, build, load_recipe
+from trustclip.train.files import build, load_recipe
 from trustclip.train.settings.stages import EvalSettings, Recipe, RLStage
 
 
@@ -25,8 +24,7 @@ def distributed(arguments: Sequence[str]) -> list[Remark] | None:
     from trustclip.train.preflight.ranks import describe, errors, inspect_ranks
 
     if arguments and not arguments[0].startswith("-"):
-        _, changes = changes_of(arguments[1:], Recipe, ALIASES)
-        stage = load_recipe(Path(arguments[0]), changes).rl
+        stage = load_recipe(*file_of(arguments, Recipe, "doctor", "recipe file")).rl
     else:
         _, changes = changes_of(arguments, RLStage)
         stage = build(RLStage, {"dataset": "arithmetic"}, Source(changes=changes))
@@ -40,18 +38,12 @@ def distributed(arguments: Sequence[str]) -> list[Remark] | None:
 
 def sampled(arguments: Sequence[str]) -> tuple[Pairs, int, Method | None]:
     """The first completions of a recipe, its greatest length and its method; or of a server."""
-    rest, server = split_option([*arguments], "--server")
-    if server is not None:
-        return _of_server(server, rest), 0, None
-    positional, changes = changes_of(rest, Recipe)
-    if len(positional) != 1:
-        raise ValueError(
-            "trustclip doctor --sampler takes one recipe (.yaml), or one file (.jsonl) with "
-            f"`logp_old` and `logp_rollout` of each completion; got {positional or 'none'}."
-        )
     from trustclip.train.preflight.sampler import first_completions
 
-    recipe = load_recipe(Path(positional[0]), changes)
+    rest, server = taken(arguments, "--server URL")
+    if server is not None:
+        return _of_server(server, rest), 0, None
+    recipe = load_recipe(*file_of(rest, Recipe, "doctor", "recipe (.yaml) or recording (.jsonl)"))
     return first_completions(recipe), recipe.rl.max_completion_length, recipe.rl.method
 
 
@@ -64,7 +56,7 @@ def _of_server(url: str, arguments: Sequence[str]) -> Pairs:
     from trustclip.train.runs.directory import RunDirectory
 
     check_address(url)
-    rest, served = split_option([*arguments], "--served")
+    rest, served = taken(arguments, "--served NAME")
     _, changes = changes_of(rest, EvalSettings)
     content = {"tasks": "word-sums", "prompt_style": "plain", "limit": 32, "max_tokens": 1}
     with tempfile.TemporaryDirectory() as folder:
@@ -72,6 +64,5 @@ def _of_server(url: str, arguments: Sequence[str]) -> Pairs:
         settings = build(EvalSettings, content, Source(changes=changes))
         refuse(settings)
         tasks = test_problems(settings, RunDirectory(settings.output_dir, "eval", settings))
-    problems = [problem for problems in tasks.values() for problem in problems]
-    prompts = [messages(problem.problem, settings.style) for problem in problems]
+    prompts = [messages(one.problem, settings.style) for task in tasks.values() for one in task]
     return server_pairs(url, settings.model, settings.style, prompts, served or "")

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from trustclip.support.checked import UpToOne, Whole, checked
 from trustclip.support.jsonl import write_json, write_text
-from trustclip.support.marks import Dotted
+from trustclip.support.marks import Dotted, Metavar
 from trustclip.train.problems.alike import Tokens, bare, tokenize
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.sources import RowSelection, load_problems
@@ -191,7 +191,7 @@ class Decontaminate:
     """JSON report: ids of test problems with copies, with near ones, clean ones; all pairs."""
     write_clean: Path | None = None
     """JSON-lines file for the training problems that are no copies of test problems."""
-    columns: Annotated[dict[str, str], Dotted()] = field(default_factory=dict)
+    columns: Annotated[dict[str, str], Dotted(), Metavar("VALUE")] = field(default_factory=dict)
     """Columns that hold the parts of a problem, in both sources, as in --columns.problem text."""
     near: bool = False
     """Also leave near problems out of that file: reworded ones, and others of one template."""

@@ -88,9 +88,9 @@ OWN_TESTS, NEAR, NOTHING = "tests", "near", "none"
 
 
 #: Names of columns, by the part of a problem that they hold.
-Columns = Annotated[dict[str, str], Dotted(), Since(before={})]
+Columns = Annotated[dict[str, str], Dotted(), Metavar("VALUE"), Since(before={})]
 #: Any other field of TRL's GRPOConfig, by its name.
-Passthrough = Annotated[dict[str, Any], Dotted()]
+Passthrough = Annotated[dict[str, Any], Dotted(), Metavar("VALUE")]
 #: What fine-tuning and reinforcement learning write while they train.
 _SaveSteps = Annotated[
     Whole, Neutral("a run continues exactly from any checkpoint, so how often it saves is free")
@@ -398,9 +398,8 @@ class EvalSettings(EvalStage, Place):
     """Address of the server (openai); the API key is read from OPENAI_API_KEY."""
     concurrency: Count = 16
     """Maximum number of concurrent requests (openai)."""
-    vllm: Annotated[dict[str, Any], Dotted(), Since(before={})] = field(default_factory=dict)
-    """Arguments of vLLM's engine by its own names (tensor-parallel-size, max-model-len, dtype); on
-    the command line as --vllm.NAME VALUE."""
+    vllm: Annotated[Passthrough, Since(before={})] = field(default_factory=dict)
+    """Arguments of vLLM's engine by its own names: tensor-parallel-size, max-model-len, dtype."""
 
 
 #: The prompt when neither it nor a style is set: work in steps, then the answer.
@@ -431,13 +430,11 @@ class FirstSettings(Problems):
 
 @checked
 class TrySettings(FirstSettings):
-    """A few completions of a model before anything is trained: prompt, answer, reward, speed.
-
-    MODEL is a folder or hub id of a model; or a recipe (.yaml), to try its training.
-    """
+    """A few completions of a model before anything is trained: prompt, answer, reward, speed."""
 
     model: Argument[Annotated[str, Metavar("MODEL|RECIPE")]]
-    """Folder or hub id of the model, "tiny", "small" or "smollm2"; or a recipe file."""
+    """Folder or hub id of the model, "tiny", "small" or "smollm2"; or a recipe (.yaml), to try its
+    training."""
     dataset: str
     """Problems with answers: a file, a hub id, or generated ones ("word-sums")."""
     n: Count = 8

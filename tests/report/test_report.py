@@ -14,7 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import compared
 import numpy as np
 import pytest
 import yaml
@@ -22,7 +21,6 @@ from synthetic_runs import HOSTILE, Spec, final_of, make_run, make_suite, undraw
 
 import trustclip as tc
 from trustclip import stats
-from trustclip.findings.comparison import compare
 from trustclip.findings.groups import group_runs
 from trustclip.logs import samples
 from trustclip.logs.reader import find, read_run
@@ -202,25 +200,6 @@ def test_intervals_over_seeds_are_those_of_the_statistics(report):
     assert groups["clip"].estimate(None, "mean@4").std == pytest.approx(np.std(one, ddof=1))
     best = [max(e.score(None, "mean@4")["value"] for e in r.trained) for r in groups["clip"].runs]
     assert groups["clip"].estimate(None, "mean@4").best == pytest.approx(np.mean(best))
-
-
-def test_comparisons_are_those_of_the_statistics(suite):
-    groups = group_runs([read_run(path) for path in find([suite])])
-    reference = next(g for g in groups if g.is_reference)
-    assert reference.label == "atr"
-    nested = {
-        g.label: [
-            [a for p in final_of(run).answers.values() for a in p.values()] for run in g.runs
-        ]
-        for g in [reference, *(g for g in groups if not g.is_reference)]
-    }  # fmt: skip
-    strata = ["amc23"] * 20 + ["aime24"] * 10
-    for kind, k in (("mean", None), ("pass", 4)):
-        expected = {row.name: row for row in compared.compare(nested, strata, k=k, same_seeds=True)}
-        for c in compare(groups, kind):
-            theirs = expected[c.group.label]
-            assert c.difference == theirs.difference and c.metric == f"{kind}@4" and c.seeds == 2
-            assert c.p_holm == theirs.p_adjusted and c.verdict.endswith(theirs.verdict)
 
 
 def test_an_unfinished_run_is_compared_where_both_have_been(tmp_path):

@@ -9,7 +9,17 @@ import torch
 
 import trustclip as tc
 
-EXTRA = "needs the extra `control` (stable-baselines3, gymnasium)"
+sb3 = pytest.importorskip(
+    "stable_baselines3", reason="needs the extra `control` (stable-baselines3, gymnasium)"
+)
+from gymnasium import spaces  # noqa: E402
+from stable_baselines3.common.callbacks import CheckpointCallback  # noqa: E402
+from stable_baselines3.common.envs import (  # noqa: E402
+    IdentityEnvMultiBinary,
+    IdentityEnvMultiDiscrete,
+)
+
+from trustclip_lab.control.sb3 import ConstrainedPPO, _Updates  # noqa: E402
 
 ENVS = {"categorical": "CartPole-v1", "gaussian": "Pendulum-v1"}
 PPO = dict(
@@ -18,9 +28,6 @@ PPO = dict(
 
 
 def model(env: Any, method: str | None, /, steps: int = 256, **hyperparameters: Any) -> Any:
-    sb3 = pytest.importorskip("stable_baselines3", reason=EXTRA)
-    from trustclip_lab.control.sb3 import ConstrainedPPO
-
     torch.set_num_threads(1)
     if method is None:
         return sb3.PPO("MlpPolicy", env, **PPO).learn(steps)
@@ -43,9 +50,6 @@ def test_clip_is_stable_baselines_own_ppo(kind: str) -> None:
 @pytest.mark.parametrize("kind", ENVS)
 def test_the_exact_kl_divergence_is_exact(kind: str) -> None:
     """Against its definition: a sum over actions, or a mean over many samples of the policy."""
-    pytest.importorskip("stable_baselines3", reason=EXTRA)
-    from trustclip_lab.control.sb3 import _Updates
-
     before, made = (model(ENVS[kind], "full_kl", steps=steps) for steps in (128, 256))
     data = next(made.rollout_buffer.get(16))
     updates = _Updates(made, tc.method("clip"), 0)
@@ -88,9 +92,6 @@ def test_a_threshold_adapts() -> None:
 
 
 def test_without_a_method_it_is_ppo_with_its_own_clip_and_its_own_log(monkeypatch) -> None:
-    sb3 = pytest.importorskip("stable_baselines3", reason=EXTRA)
-    from trustclip_lab.control.sb3 import ConstrainedPPO
-
     def trained(cls: type) -> tuple[Any, list[dict[str, Any]]]:
         logs: list[dict[str, Any]] = []
         made = cls("MlpPolicy", "CartPole-v1", clip_range=lambda left: 0.02 + 0.1 * left, **PPO)
@@ -113,9 +114,6 @@ def test_without_a_method_it_is_ppo_with_its_own_clip_and_its_own_log(monkeypatc
 
 def test_a_saved_model_goes_on_under_its_method(tmp_path: Path) -> None:
     """It pickled a copy of itself: `learn` after `load` moved the copy, and the policy by 0."""
-    sb3 = pytest.importorskip("stable_baselines3", reason=EXTRA)
-    from trustclip_lab.control.sb3 import ConstrainedPPO
-
     env = sb3.common.env_util.make_vec_env("CartPole-v1")
     adaptive = {"controller": "target_gate", "share": 0.3}
     made = model("CartPole-v1", "atr", delta=adaptive)
@@ -132,7 +130,6 @@ def test_a_saved_model_goes_on_under_its_method(tmp_path: Path) -> None:
 
 
 def test_a_plain_ppo_does_not_train_a_constrained_model_unaware(tmp_path: Path) -> None:
-    sb3 = pytest.importorskip("stable_baselines3", reason=EXTRA)
     env = sb3.common.env_util.make_vec_env("CartPole-v1")
     model("CartPole-v1", "atr", steps=128).save(tmp_path / "model")
     plain = sb3.PPO.load(tmp_path / "model", env=env, device="cpu")
@@ -144,9 +141,6 @@ def test_a_plain_ppo_does_not_train_a_constrained_model_unaware(tmp_path: Path) 
 
 
 def test_a_model_of_plain_ppo_goes_on_under_a_method(tmp_path: Path) -> None:
-    sb3 = pytest.importorskip("stable_baselines3", reason=EXTRA)
-    from trustclip_lab.control.sb3 import ConstrainedPPO
-
     env = sb3.common.env_util.make_vec_env("CartPole-v1")
     model("CartPole-v1", None, steps=128).save(tmp_path / "model")
     loaded = ConstrainedPPO.load(tmp_path / "model", env=env, method="atr", device="cpu")
@@ -155,11 +149,6 @@ def test_a_model_of_plain_ppo_goes_on_under_a_method(tmp_path: Path) -> None:
 
 def test_saving_takes_no_environment_along(tmp_path: Path) -> None:
     """A model with subprocess environments, or captured output, could not be saved at all."""
-    sb3 = pytest.importorskip("stable_baselines3", reason=EXTRA)
-    from stable_baselines3.common.callbacks import CheckpointCallback
-
-    from trustclip_lab.control.sb3 import ConstrainedPPO
-
     env = sb3.common.env_util.make_vec_env(
         "CartPole-v1",
         n_envs=2,
@@ -181,10 +170,6 @@ def test_saving_takes_no_environment_along(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["clip", "full_kl"])
 @pytest.mark.parametrize("space", ["multi_discrete", "multi_binary"])
 def test_several_actions_at_once_are_one_token(space: str, method: str) -> None:
-    pytest.importorskip("stable_baselines3", reason=EXTRA)
-    from gymnasium import spaces
-    from stable_baselines3.common.envs import IdentityEnvMultiBinary, IdentityEnvMultiDiscrete
-
     env = {
         "multi_discrete": IdentityEnvMultiDiscrete, "multi_binary": IdentityEnvMultiBinary
     }[space]  # fmt: skip
@@ -196,9 +181,6 @@ def test_several_actions_at_once_are_one_token(space: str, method: str) -> None:
 
 
 def test_settings_without_an_effect_are_refused() -> None:
-    pytest.importorskip("stable_baselines3", reason=EXTRA)
-    from trustclip_lab.control.sb3 import ConstrainedPPO
-
     with pytest.raises(ValueError, match=r"clip_range=0.05 has no effect together with a method"):
         ConstrainedPPO("MlpPolicy", "CartPole-v1", method="atr", clip_range=0.05)
     with pytest.raises(ValueError, match="use the method 'trpo'"):
@@ -220,6 +202,5 @@ def test_settings_without_an_effect_are_refused() -> None:
 def test_methods_that_a_space_cannot_supply_are_refused(
     env: str, method: str, hyperparameters: dict, words: str
 ) -> None:
-    pytest.importorskip("stable_baselines3", reason=EXTRA)
     with pytest.raises(ValueError, match=words):
         model(env, method, **hyperparameters)

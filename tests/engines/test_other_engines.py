@@ -22,7 +22,11 @@ from torch import Tensor
 
 import trustclip as tc
 from trustclip.constraints import rosetta
+from trustclip.engines import prime_rl
+from trustclip.engines import tinker as ours
 from trustclip.engines.limits import ENGINES, refusal
+from trustclip.engines.nemo_rl import TrustclipLoss
+from trustclip.engines.skyrl import register
 from trustclip.engines.token_loss import means, per_token_loss
 
 METHODS = ["atr", "gspo", "cispo", "soft_gate"]
@@ -74,12 +78,10 @@ def sent_to_server(
     from tinker import TensorData
     from tinker.lib.public_interfaces.training_client import TrainingClient
 
-    from trustclip.engines.tinker import custom_loss
-
     outputs = [{"logprobs": TensorData.from_torch(x.float())} for x in logprobs]
     forward = types.SimpleNamespace(loss_fn_outputs=outputs)
     arguments = method.to_dict()
-    loss = custom_loss(arguments.pop("name"), **arguments)
+    loss = ours.custom_loss(arguments.pop("name"), **arguments)
     result = TrainingClient._compute_custom_loss(data, loss, forward)
     return [x.loss_fn_inputs["weights"].to_torch() for x in result.data], result.metrics
 
@@ -149,15 +151,13 @@ def test_the_graph_on_tinkers_server_has_the_methods_gradient(
     """On data of other lengths than the graph was traced with, and on whichever device."""
     from tinker.lib.public_interfaces import custom_loss
 
-    from trustclip.engines.tinker import server_data, server_loss
-
     arguments = method.to_dict()
     client = ClientOfServer()
-    handle = server_loss(client, arguments.pop("name"), **arguments)
+    handle = ours.server_loss(client, arguments.pop("name"), **arguments)
     of_two = engine_cases.batch_for(method)
     of_one = (of_two.logp, of_two.logp_old, of_two.advantages, of_two.mask)
     batch = tc.TokenBatch(*of_one, logp_rollout=of_two.logp_old)
-    data = server_data(
+    data = ours.server_data(
         [
             datum_of(tinker, logprobs=old, advantages=advantage, mask=mask)
             for old, advantage, mask in zip(
@@ -194,8 +194,6 @@ class Branches(tc.Method):
 
 
 def test_what_tinkers_server_cannot_compute_is_refused_before_it_is_sent(tmp_path: Path) -> None:
-    from trustclip.engines import tinker as ours
-
     nobody: Any = None  # nothing may be asked of the client
     with pytest.raises(ValueError, match="'tis' would do nothing; name its inner method"):
         ours.server_loss(nobody, "tis")
@@ -207,8 +205,6 @@ def test_what_tinkers_server_cannot_compute_is_refused_before_it_is_sent(tmp_pat
 def test_a_graph_that_follows_its_example_alone_is_not_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from trustclip.engines import tinker as ours
-
     graph = ours._graph(tc.method("atr"))
     monkeypatch.setattr(ours, "_graph", lambda method: graph)
     nobody: Any = None
@@ -224,11 +220,9 @@ def test_skyrl_finds_the_loss_in_its_registry(name: str, skyrl: Any) -> None:
     import cloudpickle
     from skyrl.train.config import AlgorithmConfig
 
-    from trustclip.engines import skyrl as ours
-
     method = tc.method(name)
     batch = engine_cases.batch_for(method)
-    ours.register(name, policy_loss_type=f"ours_{name}")
+    register(name, policy_loss_type=f"ours_{name}")
     policy_loss = cloudpickle.loads(cloudpickle.dumps(skyrl.PolicyLossRegistry.get(f"ours_{name}")))
     mask = batch.mask.float()
     scaled = skyrl.apply_loss_reduction_to_advantages_minibatch(
@@ -251,10 +245,8 @@ def test_skyrl_finds_the_loss_in_its_registry(name: str, skyrl: Any) -> None:
 def test_skyrl_corrects_for_the_sampler_by_itself(skyrl: Any) -> None:
     from skyrl.train.config import AlgorithmConfig, OffPolicyCorrectionConfig
 
-    from trustclip.engines import skyrl as ours
-
     batch = engine_cases.batch_for(tc.method("atr"))
-    ours.register("atr", policy_loss_type="ours_corrected")
+    register("atr", policy_loss_type="ours_corrected")
     rollout = batch.logp_old - 0.1 * torch.sin(torch.arange(batch.logp.numel())).view_as(batch.logp)
     correction = OffPolicyCorrectionConfig(tis_ratio_type="token", token_tis_ratio_clip_high=1.05)
     logp = leaf_of(batch)
@@ -294,11 +286,9 @@ def test_tokens_that_skyrl_rejects_count_nothing(monkeypatch: pytest.MonkeyPatch
     for name in ("ppo_utils", "off_policy_correction_utils"):
         path = f"{utilities}.{name}"
         monkeypatch.setattr(sys.modules[utilities], name, sys.modules[path], raising=False)
-    from trustclip.engines import skyrl as ours
-
     method = tc.method("atr")
     batch = engine_cases.batch_for(method)
-    ours.register("atr", policy_loss_type="ours")
+    register("atr", policy_loss_type="ours")
     config = types.SimpleNamespace(off_policy_correction=types.SimpleNamespace(tis_ratio_type=None))
     logp, mask = leaf_of(batch), batch.mask.float()
     loss, metrics = registered["ours"](
@@ -314,11 +304,9 @@ def test_tokens_that_skyrl_rejects_count_nothing(monkeypatch: pytest.MonkeyPatch
 def test_a_correction_is_made_once_in_skyrl(skyrl: Any) -> None:
     from skyrl.train.config import AlgorithmConfig, OffPolicyCorrectionConfig
 
-    from trustclip.engines import skyrl as ours
-
     method = tc.method("icepop")
     batch = engine_cases.batch_for(method)
-    ours.register("icepop", policy_loss_type="ours_icepop")
+    register("icepop", policy_loss_type="ours_icepop")
 
     def loss_of(logp: Tensor, **correction: Any) -> Tensor:
         return skyrl.PolicyLossRegistry.get("ours_icepop")(
@@ -338,21 +326,22 @@ def test_a_correction_is_made_once_in_skyrl(skyrl: Any) -> None:
 
 
 def test_skyrl_scales_advantages_which_a_penalty_does_not_stand(skyrl: Any) -> None:
-    from trustclip.engines import skyrl as ours
-
     with pytest.raises(ValueError, match="not proportional to the advantages"):
-        ours.register("ppo_penalty", policy_loss_type="ours_penalty")
+        register("ppo_penalty", policy_loss_type="ours_penalty")
 
 
 # prime-rl and NeMo-RL: not on PyPI -------------------------------------------------------------
 
 
-@each
-def test_prime_rl_sums_over_sequences(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def outputs_of_prime_rl(monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = dataclasses.make_dataclass("LossOutputs", ["loss", "metrics"])
     stand_in(monkeypatch, OWN_LOSSES, LossOutputs=outputs)
-    from trustclip.engines.prime_rl import loss
 
+
+@each
+@pytest.mark.usefixtures("outputs_of_prime_rl")
+def test_prime_rl_sums_over_sequences(name: str) -> None:
     method = tc.method(name)
     batch = engine_cases.batch_for(method)
     logp, weights = leaf_of(batch), torch.linspace(0.5, 2, 11)
@@ -364,7 +353,7 @@ def test_prime_rl_sums_over_sequences(name: str, monkeypatch: pytest.MonkeyPatch
             loss_mask=batch.mask[i],
             loss_weights=weights,
         )
-        output = loss(inputs, method=name)
+        output = prime_rl.loss(inputs, method=name)
         output.loss.backward()
         assert all(isinstance(value, Tensor) for value in output.metrics.values())
     close(logp.grad, -weights * tc.coefficient(method, batch))
@@ -456,16 +445,11 @@ def given_to_prime_rl(batch: tc.TokenBatch, i: int, **more: Any) -> Any:
     )
 
 
-def test_the_set_that_the_sampler_kept_is_centered_in_prime_rl(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("outputs_of_prime_rl")
+def test_the_set_that_the_sampler_kept_is_centered_in_prime_rl() -> None:
     """Against the formula of prime-rl's own centered loss, its padding and its rare tokens too."""
     import test_rosetta
     from engine_formulas import FORMULAS, of
-
-    outputs = dataclasses.make_dataclass("LossOutputs", ["loss", "metrics"])
-    stand_in(monkeypatch, OWN_LOSSES, LossOutputs=outputs)
-    from trustclip.engines.prime_rl import loss
 
     (row,) = (r for r in rosetta.ENGINES["prime-rl"].rows if r.name == "ipo+sc")
     batch = test_rosetta.tokens_of("prime-rl", row)
@@ -485,27 +469,22 @@ def test_the_set_that_the_sampler_kept_is_centered_in_prime_rl(
             trainer_mask_logprobs=padded(mine[i], (0, 3)),
             inference_mask_logprobs=padded(among.logp_rollout[i], (0, 3), value=-torch.inf),
         )
-        output = loss(given, name, arguments)
+        output = prime_rl.loss(given, name, arguments)
         assert output.metrics["trustclip/uncentered"] == 0
         output.loss.backward()
     for leaf, right in zip((own, mine), want, strict=True):
         torch.testing.assert_close(leaf.grad, right, rtol=1e-6, atol=1e-10)
 
 
-def test_a_sequence_without_a_set_is_left_uncentered_and_an_older_prime_rl_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    outputs = dataclasses.make_dataclass("LossOutputs", ["loss", "metrics"])
-    stand_in(monkeypatch, OWN_LOSSES, LossOutputs=outputs)
-    from trustclip.engines.prime_rl import loss
-
+@pytest.mark.usefixtures("outputs_of_prime_rl")
+def test_a_sequence_without_a_set_is_left_uncentered_and_an_older_prime_rl_is_refused() -> None:
     batch = engine_cases.batch_for(tc.method("ipo"))
     none = {"trainer_mask_logprobs": None, "inference_mask_logprobs": None}
-    plain = loss(given_to_prime_rl(batch, 0), "ipo").loss
-    centered = loss(given_to_prime_rl(batch, 0, **none), "centered", {"inner": "ipo"})
+    plain = prime_rl.loss(given_to_prime_rl(batch, 0), "ipo").loss
+    centered = prime_rl.loss(given_to_prime_rl(batch, 0, **none), "centered", {"inner": "ipo"})
     assert centered.loss == plain and centered.metrics["trustclip/uncentered"] == 1
     with pytest.raises(ValueError, match="passes none to a loss: it does since September 2026"):
-        loss(given_to_prime_rl(batch, 0), "centered", {"inner": "ipo"})
+        prime_rl.loss(given_to_prime_rl(batch, 0), "centered", {"inner": "ipo"})
 
 
 @pytest.mark.parametrize("config", ["IPO", "IcePop", "PPO", "CISPO"])
@@ -514,8 +493,6 @@ def test_prime_rls_own_losses_weigh_rare_tokens_alike(config: str) -> None:
     configs = importlib.import_module("prime_rl.configs.trainer")
     if "max_importance_ratio" not in configs.IPOLossConfig.model_fields:
         pytest.skip("the losses of this prime-rl, from before September 2026, have no cap")
-    from trustclip.engines.prime_rl import loss
-
     batch = engine_cases.batch_for(tc.method("ipo"))
     rare = torch.arange(11) % 3 == 0
     new = torch.where(rare, 0.2, 0.5) * batch.logp.exp()
@@ -527,19 +504,14 @@ def test_prime_rls_own_losses_weigh_rare_tokens_alike(config: str) -> None:
         given = (sampler[i], None, batch.advantages[i], mask, torch.linspace(0.5, 2, 11))
         built = theirs.setup_rl_loss_fn(getattr(configs, f"{config}LossConfig")())
         built.loss(theirs.LossInputs(own, *given)).loss.backward()
-        loss(theirs.LossInputs(ours, *given), name, chosen).loss.backward()
+        prime_rl.loss(theirs.LossInputs(ours, *given), name, chosen).loss.backward()
         torch.testing.assert_close(ours.grad, own.grad, rtol=1e-4, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", ["atr", "vaco", "ipo", "importance_sampling"])
-def test_no_token_outweighs_an_update_of_prime_rl(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("outputs_of_prime_rl")
+def test_no_token_outweighs_an_update_of_prime_rl(name: str) -> None:
     """p = e^-25 and q = 0.2, a ratio of 1.4e10, where it goes back towards the sampler."""
-    outputs = dataclasses.make_dataclass("LossOutputs", ["loss", "metrics"])
-    stand_in(monkeypatch, OWN_LOSSES, LossOutputs=outputs)
-    from trustclip.engines.prime_rl import loss
-
     logp = torch.tensor([0.2, 0.2]).log().requires_grad_()
     inputs = types.SimpleNamespace(
         trainer_logprobs=logp,
@@ -548,7 +520,7 @@ def test_no_token_outweighs_an_update_of_prime_rl(
         loss_mask=torch.tensor([True, True]),
         loss_weights=None,
     )
-    output = loss(inputs, name)
+    output = prime_rl.loss(inputs, name)
     output.loss.backward()
     close(logp.grad, torch.tensor([1e4, 0.2 * math.exp(1.7)]))
     assert output.metrics["trustclip/ratio"] > 1e9
@@ -557,8 +529,6 @@ def test_no_token_outweighs_an_update_of_prime_rl(
 @each
 @pytest.mark.parametrize("level", [True, False], ids=["tokens", "sequences"])
 def test_nemo_rl_keeps_all_but_the_policy_term(name: str, level: bool, nemo: Any) -> None:
-    from trustclip.engines.nemo_rl import TrustclipLoss
-
     method = tc.method(name)
     batch = engine_cases.batch_for(method)
     samples = torch.tensor([1.0, 1, 0, 1, 1, 1, 1])
@@ -584,8 +554,6 @@ def test_nemo_rl_keeps_all_but_the_policy_term(name: str, level: bool, nemo: Any
 
 def test_nemo_rl_logs_what_its_trainers_read(nemo: Any) -> None:
     """After each update they look up some names without asking whether they are there."""
-    from trustclip.engines.nemo_rl import TrustclipLoss
-
     batch = engine_cases.batch_for(tc.method("atr"))
     data = given_to_nemo(batch, torch.ones(7))
     theirs = nemo(token_level_loss=False)
@@ -603,8 +571,6 @@ def test_nemo_rl_logs_what_its_trainers_read(nemo: Any) -> None:
 @pytest.mark.parametrize("module", ["grpo", "grpo_sync"])
 def test_the_names_that_nemo_rls_source_reads_are_logged(module: str) -> None:
     theirs = own_loss()
-    from trustclip.engines.nemo_rl import TrustclipLoss
-
     assert theirs.__file__ is not None
     source = Path(theirs.__file__).parents[1].joinpath(f"{module}.py").read_text()
     read, written = (
@@ -630,8 +596,6 @@ def test_the_names_that_nemo_rls_source_reads_are_logged(module: str) -> None:
 def test_what_would_be_lost_in_nemo_rl_is_refused(
     method: str, settings: dict[str, Any], words: str, nemo: Any
 ) -> None:
-    from trustclip.engines.nemo_rl import TrustclipLoss
-
     with pytest.raises(ValueError, match=words):
         TrustclipLoss(nemo(**settings), method)
     with pytest.raises(ValueError, match="takes the loss that NeMo-RL"):
@@ -640,9 +604,7 @@ def test_what_would_be_lost_in_nemo_rl_is_refused(
 
 
 def test_what_an_engine_cannot_supply_is_refused() -> None:
-    from trustclip.engines.tinker import custom_loss
-
     with pytest.raises(ValueError, match="'full_kl' cannot be trained in Tinker: it needs"):
-        custom_loss("full_kl")
+        ours.custom_loss("full_kl")
     with pytest.raises(ValueError, match="did you mean 'delta'"):
-        custom_loss("atr", dleta=1)
+        ours.custom_loss("atr", dleta=1)

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import csv
+import io
 import json
 import math
 from itertools import groupby
@@ -12,7 +13,24 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
+from durable_runs import differences, grpo
+from peft import LoraConfig
+from transformers import TrainerCallback
 from trl_runs import COMMON, PROMPTS, fresh_model, share_of_even_digits
+
+from trustclip.cli.main import main
+from trustclip.engines.trl import ConstrainedGRPOConfig
+from trustclip.logs.answers import answer_rows
+from trustclip.support.jsonl import read_jsonl
+from trustclip.support.terminal import Terminal
+from trustclip.train import rl
+from trustclip.train.durable.store import CheckpointStore, NonFiniteError
+from trustclip.train.pipeline import conclude_scores
+from trustclip.train.runs.directory import RunDirectory
+from trustclip.train.settings.stages import RLStage
+from trustclip.train.trainers import DurableGRPOTrainer
+from trustclip.train.watch.guards import Guards, TooManySkips
 
 HEALTHY = Path(__file__).parents[1] / "data" / "healthy_runs.csv"
 COLUMNS = {
@@ -38,8 +56,6 @@ def healthy_runs():
 
 
 def guards_and_said():
-    from trustclip.train.watch.guards import Guards
-
     said = []
     return Guards(lambda step, name, text: said.append((step, name, text))), said
 
@@ -70,12 +86,6 @@ def train(tmp_path, broken=(), *, lora=False, killed_after=None, guards=None, **
 
     Returns the trainer, the tensors after each update, what the guards said, and the guards.
     """
-    from datasets import Dataset
-    from peft import LoraConfig
-    from transformers import TrainerCallback
-
-    from trustclip.engines.trl import ConstrainedGRPOConfig
-    from trustclip.train.trainers import DurableGRPOTrainer
 
     class Broken(DurableGRPOTrainer):
         def _compute_loss(self, model, inputs):
@@ -164,16 +174,12 @@ def test_later_updates_are_as_if_the_bad_one_never_was(kind):
 
 
 def test_training_ends_when_more_than_a_tenth_of_the_updates_are_bad(tmp_path):
-    from trustclip.train.watch.guards import TooManySkips
-
     with pytest.raises(TooManySkips, match=r"3 of the last 4 updates.*learning_rate"):
         train(tmp_path, {(1, 0), (2, 0), (4, 0)})
 
 
 def skips(pattern):
     """The update at which a run with these bad updates (1) is ended, or None."""
-    from trustclip.train.watch.guards import TooManySkips
-
     guards, _ = guards_and_said()
     parameter = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=0.0)
@@ -299,10 +305,6 @@ def test_a_run_whose_constraint_is_inert_says_so_and_has_it_in_its_record(
     tmp_path, monkeypatch, capsys
 ):
     """By the command, from a model that knows nothing and learns from noise."""
-    from trustclip.cli.main import main
-    from trustclip.support.jsonl import read_jsonl
-    from trustclip.train import rl
-
     monkeypatch.setattr(rl, "starting_model", lambda *_: fresh_model())
     monkeypatch.setattr(rl, "save_model", lambda *_: None)
     arguments = ["--max-steps", "5", "--method.delta", "50", "--trl.inert_patience", "3"]
@@ -319,7 +321,6 @@ def test_a_run_whose_constraint_is_inert_says_so_and_has_it_in_its_record(
 
 def poison(trainer, step, what):
     """Make one element NaN after an update: of the weights, or of the optimizer's moments."""
-    from transformers import TrainerCallback
 
     class Poison(TrainerCallback):
         def on_optimizer_step(
@@ -342,10 +343,6 @@ def poison(trainer, step, what):
 def test_weights_that_are_not_finite_end_training_and_replace_no_checkpoint(
     tmp_path, what, save_steps
 ):
-    from durable_runs import differences, grpo
-
-    from trustclip.train.durable.store import CheckpointStore, NonFiniteError
-
     settings: dict[str, Any] = dict(
         save_steps=save_steps, save_total_limit=1, max_steps=8, num_iterations=2,
         steps_per_generation=1, learning_rate=1e-3,
@@ -369,14 +366,6 @@ def test_weights_that_are_not_finite_end_training_and_replace_no_checkpoint(
 
 @pytest.mark.parametrize("last", [0.2, 0.75])
 def test_a_run_that_ends_below_its_best_says_so(tmp_path, last):
-    import io
-
-    from trustclip.logs.answers import answer_rows
-    from trustclip.support.terminal import Terminal
-    from trustclip.train.pipeline import conclude_scores
-    from trustclip.train.runs.directory import RunDirectory
-    from trustclip.train.settings.stages import RLStage
-
     run = RunDirectory(tmp_path / "run", "rl", RLStage(dataset="arithmetic"))
     for step, share in ((0, 0.3), (8, 0.8), (16, last)):
         rows = answer_rows("t", {f"p{i}": [int(i < 60 * share)] for i in range(60)})

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 import test_ranks
+import torch
 from durable_runs import differences
+from peft import PeftModel
+from safetensors.torch import load_file
 from test_ranks import Ended
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl_runs import fresh_model
 
 pytestmark = pytest.mark.slow
@@ -70,8 +74,6 @@ def two(two_of) -> tuple[Path, dict]:
 
 
 def test_only_the_adapters_are_stored_of_a_model_that_keeps_its_weights(two_of):
-    from safetensors.torch import load_file
-
     folder, _ = two_of("fsdp2+lora")
     parts = sorted((folder / "checkpoints" / "step-000006" / "shards").iterdir())
     assert len(parts) == 2
@@ -81,11 +83,6 @@ def test_only_the_adapters_are_stored_of_a_model_that_keeps_its_weights(two_of):
 
 
 def test_adapters_end_whole_beside_the_model_that_they_were_merged_into(two_of):
-    import torch
-    from peft import PeftModel
-    from safetensors.torch import load_file
-    from transformers import AutoModelForCausalLM
-
     folder, _ = two_of("fsdp2+lora")
     adapter = load_file(folder / "final" / "adapter" / "adapter_model.safetensors")
     shards = (folder / "checkpoints" / "step-000006" / "shards").iterdir()
@@ -100,9 +97,6 @@ def test_adapters_end_whole_beside_the_model_that_they_were_merged_into(two_of):
 
 
 def test_a_whole_run_ends_with_a_model_that_transformers_loads(two):
-    from safetensors.torch import load_file
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     folder, _ = two
     model = AutoModelForCausalLM.from_pretrained(folder / "final")
     AutoTokenizer.from_pretrained(folder / "final")
@@ -110,8 +104,6 @@ def test_a_whole_run_ends_with_a_model_that_transformers_loads(two):
     parts = sorted((folder / "checkpoints" / "step-000006" / "shards").iterdir())
     assert len(parts) == 2
     name = "model.layers.0.self_attn.q_proj.weight"
-    import torch
-
     joined = torch.cat([load_file(part)[f"model.{name}"] for part in parts])
     assert torch.equal(saved[name], joined)
 

@@ -10,10 +10,10 @@ import trustclip as tc
 
 #: Wrong method -> the rule that it breaks, and words of the sentence.
 WRONG = {
-    "SignInGate": ("direction", "cuts only steps that lead back to ratio 1"),
+    "SignInGate": ("direction", "wrong way round: it cuts only steps that lead back to ratio 1"),
     "Negated": ("sign", "The gradient goes against the advantage"),
-    "MeanOverPadding": ("masked", "it changes with more padding"),
-    "AnotherKept": ("kept", "it is false for a token with a gradient"),
+    "MeanOverPadding": ("masked", "depends on masked tokens: it changes with more padding"),
+    "AnotherKept": ("kept", "match the gradient: it is false for a token with a gradient"),
     "Detached": ("gradient", "The objective has no gradient"),
     "RatioInverted": ("on policy", "At ratio 1 the gradient goes against the advantage"),
     "BoundsSwapped": ("threshold", "closes on tokens that have hardly moved"),

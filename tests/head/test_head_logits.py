@@ -7,7 +7,7 @@ import torch
 from test_head import inputs, small_tiles  # noqa: F401
 from torch import Tensor
 
-from trustclip.head import Head, exact_kl, score, selected_logprobs, topk
+from trustclip.head import Head, exact, exact_kl, score, selected_logprobs, topk
 from trustclip.head.logprobs import Plan, scored
 from trustclip.head.softmax import exp
 from trustclip.head.topk import logp_of
@@ -55,7 +55,8 @@ def test_values_and_gradients(cap: float | None, biased: bool, trained: tuple[bo
 
 @pytest.mark.parametrize("order", ["old_new", "new_old"])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_the_exact_kl(order: Any, frozen: bool) -> None:
+def test_the_exact_kl(order: Any, frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(exact.CHUNK_LOGITS, "cpu", 1500)  # chunks of two rows, and a last one
     new, weight, _, bias = inputs()
     old = new + 0.3 * torch.randn_like(new)
     before = None if frozen else weight + 0.1 * torch.randn_like(weight)
@@ -67,12 +68,16 @@ def test_the_exact_kl(order: Any, frozen: bool) -> None:
     torch.testing.assert_close(got, (first.exp() * (first - second)).sum(-1), rtol=1e-10, atol=0)
 
 
-def test_the_likeliest_tokens() -> None:
+@pytest.mark.parametrize("k", [1, 4, 699])
+def test_the_likeliest_tokens(k: int) -> None:
     new, weight, ids, bias = inputs()
     head = Head.of(weight, bias, temperature=T, scale=SCALE, softcap=CAP)
     want = logits(new, weight, bias, CAP).log_softmax(-1)
-    top, logp = topk(new, head, 4)
-    torch.testing.assert_close((logp, top), tuple(want.topk(4)))
+    top, logp = topk(new, head, k)
+    torch.testing.assert_close((logp, top), tuple(want.topk(k)))
+    plain = ((new @ weight.T + bias) / T).log_softmax(-1).topk(k)
+    found = topk(new, weight, k, bias=bias, temperature=T)
+    torch.testing.assert_close(found, (plain.indices, plain.values))
     scores = scored(head, new, ids, Plan(collision=True))
     torch.testing.assert_close(scores.collision, want.exp().square().sum(-1), rtol=1e-12, atol=0)
     log_partition = scores.log_partition

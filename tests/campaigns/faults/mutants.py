@@ -30,6 +30,14 @@ from . import FOLDERS, ROOT
 
 #: The simulated runs, in which trainer, checkpoints and copies are played together.
 _RUNS = "campaigns/test_faults.py::test_runs"
+#: Tests of the lock that need no shipped recipe: a folder of mutants has none.
+_ONE_PROCESS = (
+    "test_pipeline.py::test_a_second_process_in_a_run_directory_is_refused[run]",
+    "test_pipeline.py::test_ranks_of_one_job_are_one_process",
+    "test_pipeline.py::test_a_killed_process_holds_nothing_even_if_its_children_live_on",
+    "test_pipeline.py::test_a_file_system_without_locks_is_a_warning",
+    "runs/test_run_records.py::test_half_a_rank_is_refused_before_anything_is_written",
+)
 #: Group -> modules of the library, and tests that are run on their mutants.
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gates": (("constraints/gates.py",), ("constraints/test_gate_algebra.py",)),
@@ -54,7 +62,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "saving": (("train/durable/saving.py",), (_RUNS, "train/durable/test_checkpoints.py")),
     "lock": (
         ("support/lock.py",),
-        ("train/test_pipeline.py", "campaigns/test_faults.py::test_stores"),
+        (*(f"train/{test}" for test in _ONE_PROCESS), "campaigns/test_faults.py::test_stores"),
     ),
     "directory": (
         ("train/runs/directory.py",),

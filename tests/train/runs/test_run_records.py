@@ -64,8 +64,9 @@ def test_half_a_rank_is_refused_before_anything_is_written(tmp_path, monkeypatch
         pass
     assert not (tmp_path / "run").exists()
     monkeypatch.setenv("RANK", "")
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert RunDirectory(tmp_path / "run", "rl", settings(tmp_path)).leads
+    for world in ("", "1"):
+        monkeypatch.setenv("WORLD_SIZE", world)
+        assert RunDirectory(tmp_path / f"run{world}", "rl", settings(tmp_path)).leads
 
 
 def test_a_clock_that_jumps_is_no_time_spent(tmp_path, monkeypatch):

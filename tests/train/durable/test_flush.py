@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from trustclip.logs.writing.extents import Extents
-from trustclip.support.flush import flush, flush_tree, flush_way
+from trustclip.support.flush import Listed, flush, flush_tree, flush_way, sha256_of
+from trustclip.support.inside import OutsideError
 from trustclip.train.durable.store import CheckpointError, CheckpointStore
 from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.settings.stages import DemoSettings
@@ -36,6 +37,19 @@ def test_flush_leaves_no_descriptor(tmp_path, flushed):
     for path in (tmp_path / "a", tmp_path):
         flush(path)
     assert flushed == [tmp_path / "a", tmp_path] and os.listdir("/proc/self/fd") == before
+
+
+def test_what_became_a_link_since_it_was_looked_at_is_neither_read_nor_cut(tmp_path):
+    (tmp_path / "thesis").write_text("precious")
+    link = tmp_path / "rows.jsonl"
+    link.symlink_to(tmp_path / "thesis")
+    extent: Listed = {"bytes": 8, "sha256": hashlib.sha256(b"precious").hexdigest()}
+    extents = Extents()
+    cuts = (lambda path, at=at: extents.restore(path, at) for at in (1, extent))
+    for act in (sha256_of, extents.of, *cuts):
+        with pytest.raises(OutsideError):
+            act(link)
+    assert (tmp_path / "thesis").read_text() == "precious"
 
 
 def test_the_way_to_a_path_is_every_folder_above_it(tmp_path, flushed):

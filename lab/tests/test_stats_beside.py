@@ -10,6 +10,7 @@ from smallest_gap import gap_for
 
 from trustclip.stats import RunSummary
 from trustclip.stats.power import seeds_for
+from trustclip_lab.stats.equivalence import equivalence_p
 
 scipy_stats: Any = stats  # whose results are named tuples that no type checker knows
 
@@ -44,6 +45,11 @@ def test_cochrans_q_finds_settings_that_differ_as_often_as_it_says() -> None:
     assert heterogeneity(apart).q == pytest.approx(by_hand)
     assert heterogeneity(apart).p == pytest.approx(scipy_stats.chi2.sf(by_hand, 1))
     assert np.isnan(heterogeneity([RunSummary(0.1, 0.0, 4), RunSummary(0.2, 0.1, 4)]).p)
+
+
+def test_a_difference_that_never_varies_is_within_the_margin_or_beyond_it() -> None:
+    flat = [equivalence_p(RunSummary(mean, 0.0, 4), 0.01) for mean in (-0.005, 0.01, -0.02)]
+    assert flat == [0, 0.5, 1]
 
 
 @pytest.mark.parametrize("paired", [True, False])

@@ -77,11 +77,7 @@ def test_nothing_is_wrong_with_what_was_asked_for(world):
             {},
             "DeepSpeed was asked for and the model would be in DistributedDataParallel:",
         ),
-        (
-            dataclasses.replace(GPUS, devices=["a cuda:0"] * 2),
-            {},
-            "2 ranks share a cuda:0",
-        ),
+        (dataclasses.replace(GPUS, devices=["a cuda:0"] * 2), {}, "2 ranks share a cuda:0"),
         (CPUS, {"schedule": (3, 1, 2)}, "neither divides the other"),
         (dataclasses.replace(GPUS, wrapper="FSDP1"), {"save_steps": 5}, "under FSDP1"),
     ],

@@ -4,18 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from golden_runs import (
-    FOREIGN,
-    GOLDEN,
-    GROUPS,
-    OWN,
-    Case,
-    compared,
-    golden,
-    made,
-    on_page,
-    plain,
-)
+from golden_runs import FOREIGN, GOLDEN, GROUPS, OWN, Case, compared, golden, made, on_page, plain
 
 from trustclip.findings import facts
 from trustclip.findings.differences import cautions

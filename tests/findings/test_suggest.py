@@ -75,6 +75,16 @@ def test_it_is_the_quantile_of_the_recorded_log_ratios(log):
         assert found.tokens == tokens
 
 
+def test_the_share_is_that_of_the_threshold_that_is_given(tmp_path):
+    """Six tokens of one ratio lie between the threshold and its first four digits."""
+    x = [*[0.4] * 4, *[np.log(1.33510634)] * 6, *[0.0] * 100]
+    row = {"logp": np.array(x) - 2, "logp_old": [-2.0] * len(x), "advantage": 1.0}
+    write_tokens(tmp_path / "t.parquet", [TokenRow.of(row)])
+    found = suggest(tc.method("clip"), 0.05, [tmp_path / "t.parquet"])
+    measured = watch([tmp_path / "t.parquet"], [found.method], found.method)
+    assert found.share == measured.metrics["gated"] == 4 / 110
+
+
 def test_several_thresholds_move_together(log):
     found = suggest(tc.method("clip_higher", low=0.1, high=0.3), 0.05, [log])
     (low, high) = (found.moved[name] for name in ("low", "high"))
@@ -152,10 +162,8 @@ def test_wrong_logs_are_refused(tmp_path, capsys):
 
 
 def test_the_command_says_thresholds_and_twins(log, capsys):
-    assert (
-        main(["shadow", str(log), "--share", "0.05", "--suggest", "{name: clip_higher, high: 0.4}"])
-        == 0
-    )
+    sought = ["--suggest", "{name: clip_higher, high: 0.4}"]
+    assert main(["shadow", str(log), "--share", "0.05", *sought]) == 0
     first, second, third, *rest = capsys.readouterr().out.splitlines()
     assert first.startswith("ClipHigher(low=0.")
     assert "would have cut 5.00 % of " in second
@@ -204,12 +212,13 @@ def test_shadow_with_all_methods_lists_those_that_the_log_does_not_suffice_for(l
     assert log.with_suffix(".svg").read_text().startswith("<svg")
 
 
-def test_shadow_takes_a_sampler_where_the_log_has_one(tmp_path, capsys):
+def test_shadow_takes_a_sampler_where_the_log_has_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
     rows = rows_of()
     with_sampler = [TokenRow.of({**row.to_dict(), "logp_rollout": row.logp - 0.01}) for row in rows]
     write_tokens(tmp_path / "t.parquet", with_sampler)
     assert main(["shadow", str(tmp_path / "t.parquet"), "--methods", "tis, atr"]) == 0
     out = capsys.readouterr().out
-    assert "tis" in out and "left out" not in out
+    assert "tis" in out and "left out" not in out and "…" not in out
     assert main(["shadow", str(tmp_path / "t.parquet"), "--methods", "full_kl"]) == 2
     assert torch.is_grad_enabled()

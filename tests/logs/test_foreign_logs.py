@@ -57,7 +57,7 @@ def said(path: Path) -> str:
     return "\n".join(explain(path))
 
 
-def test_a_stock_trl_run_is_read_from_its_last_checkpoint(stock: Path) -> None:
+def test_a_stock_trl_run_is_read_from_its_last_checkpoint(stock: Path, tmp_path: Path) -> None:
     log = read_log(stock / "acting")
     state = json.loads((stock / "acting" / "checkpoint-8" / "trainer_state.json").read_text())
     shares = [r["clip_ratio/region_mean"] for r in state["log_history"]]
@@ -69,6 +69,13 @@ def test_a_stock_trl_run_is_read_from_its_last_checkpoint(stock: Path) -> None:
     assert f"of {UPDATES} updates" in text and "4 updates per generation" in text
     assert "(2 of 8 logged updates came with new rewards)" in text
     assert "This log does not say: how far the policy moved" in text
+    # Stopped within a generation; and with the `logging_steps` that TRL has by default.
+    rows = state["log_history"]
+    rows[4]["reward"] = math.nan
+    cut = read_log(_bad(tmp_path, "a.json", json.dumps({**state, "log_history": rows[:6]})))
+    assert cut.schedule is not None and cut.schedule.updates == 4
+    sparse = _bad(tmp_path, "b.json", json.dumps({**state, "log_history": rows[3::4]}))
+    assert "trainer_state.json, 2 logged updates" in said(sparse)
 
 
 def test_a_state_of_our_trainer_without_rewards_is_read_by_our_names(tmp_path: Path) -> None:
@@ -99,6 +106,13 @@ def test_a_tracker_holds_the_same_run_and_its_settings(stock: Path, tracker: str
     assert (log.settings["num_iterations"], log.settings["epsilon"]) == (4, 0.2)
     assert log.schedule is not None and log.schedule.updates == 4
     assert "num_iterations / gradient_accumulation_steps = 1 x 4 / 1" in log.schedule.basis
+
+
+def test_a_value_that_is_no_number_is_left_out(tmp_path: Path) -> None:
+    with pytest.importorskip("torch.utils.tensorboard").SummaryWriter(tmp_path) as writer:
+        for tag, value in (("train/entropy", math.nan), ("train/reward", 0.5)):
+            writer.add_scalar(tag, value, 1)
+    assert read_log(tmp_path).rows == [{"step": 1, "reward": 0.5}]
 
 
 @pytest.mark.skipif("wandb" not in TRACKERS, reason="wandb is not installed")
@@ -157,7 +171,7 @@ def test_prime_rl_exports_are_what_its_own_columns_say(release: str) -> None:
         np.testing.assert_allclose(row["trustclip/ratio"], ratio, rtol=1e-6)
         np.testing.assert_allclose(row["entropy"], column("entropy").mean(), rtol=1e-6)
     text = said(PRIME / release)
-    assert "The constraint cut 36 % of tokens" in text
+    assert "The constraint cut 36 % of tokens" in text and "49 % had no advantage, or" in text
     assert "The trainer differed from the sampler by 0.005 nats" in text
     assert "50 % of completions had advantage 0 on every token" in text
     assert ("rewards (this release exports none)" in text) == (release == "weights")
@@ -222,6 +236,8 @@ RUNS = "".join(json.dumps({**SEQUENCE, "run_id": run}) + "\n" for run in ("a", "
         ("a.jsonl", '{"step":1,"data":{"train/loss":2}}\n', "no metric of reinforcement learning"),
         ("a.jsonl", STEP % (1, 2) + STEP % (2, 2) + STEP % (1, 3), "two runs: update 1 comes"),
         ("a.jsonl", STEP % (1, 2) + STEP % (1, 3) + STEP % (2, 3), "entropy of update 1 stands"),
+        ("a.jsonl", '{"step":1,"data":{"actor/pg_clipfrac":20}}\n', "is 20, and a share is from"),
+        ("a.jsonl", '{"step":1,"data":{"actor/pg_clipfrac":-0.1}}\n', "is -0.1, and a share"),
         ("a.jsonl", '{"lopg": [1], "advantages": 1}\n', "'lopg' is like 'logp'"),
         ("a.jsonl", '{"stage":"rl","step":1}\n', "belongs to a run directory; give its folder"),
         ("a.log", "nothing here\n", "no log that can be read: looked for"),
@@ -230,11 +246,7 @@ RUNS = "".join(json.dumps({**SEQUENCE, "run_id": run}) + "\n" for run in ("a", "
         ("trainer_state.json", '{"log_history": [{"step": 1, "lo', "damaged"),
         ("trainer_state.json", '{"global_step": 3}', "no `log_history`"),
         ("trainer_state.json", '{"log_history": [{"loss": 1}]}', "have no `step`"),
-        (
-            "trainer_state.json",
-            '{"log_history": [{"step": 1, "loss": 1, "mean_token_accuracy": 1}]}',
-            "no metric of reinforcement learning: looked for clip_ratio/region_mean",
-        ),
+        ("trainer_state.json", '{"log_history": [{"step": 1, "loss": 1}]}', "no metric of reinf"),
         ("step_0/rank_0.jsonl", LATER, "version 2 of prime-rl's export; this reader knows 1"),
         ("step_0/rank_0.jsonl", BARE, r"rank_0.jsonl:1: there is no `loss_mask`"),
         ("step_0/rank_0.jsonl", RUNS, "holds two runs, a and b"),
@@ -260,9 +272,10 @@ def test_bad_input_is_one_sentence(
 def test_a_half_written_last_line_is_left_out(tmp_path: Path) -> None:
     whole = (VERL / "metrics.jsonl").read_bytes()
     log = read_log(_bad(tmp_path, "a.jsonl", whole[:-400]))
-    assert len(log.rows) == 9 and log.remarks == [
-        "a.jsonl: the last line is half written, and left out"
-    ]
+    torn = "the last line is half written, and left out"
+    assert len(log.rows) == 9 and log.remarks == [f"a.jsonl: {torn}"]
+    log = read_log(_bad(tmp_path / "own", "tokens.jsonl", json.dumps(TOKEN) + "\n{"))
+    assert len(log.rows) == 1 and log.remarks == [f"tokens.jsonl: {torn}"]
     whole = (VERL / "console.log").read_bytes()
     log = read_log(_bad(tmp_path, "a.log", whole[:-400]))
     assert len(log.rows) == 9 and "half written" in log.remarks[0]
@@ -271,9 +284,7 @@ def test_a_half_written_last_line_is_left_out(tmp_path: Path) -> None:
     last.write_bytes(last.read_bytes()[:-400])
     log = read_log(tmp_path / "prime")
     assert log.digest is not None and log.digest.completions == 11
-    assert "About the files: rank_0.jsonl: the last line is half written" in said(
-        tmp_path / "prime"
-    )
+    assert f"About the files: rank_0.jsonl: {torn}" in said(tmp_path / "prime")
 
 
 def test_a_resumed_run_counts_its_later_values(tmp_path: Path) -> None:

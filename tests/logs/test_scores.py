@@ -40,8 +40,9 @@ def gap(one) -> stats.Difference:
 def written(path: Path, rows: list[dict]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".csv":
-        head = ",".join(rows[0])
-        path.write_text("\n".join([head, *(",".join(map(str, r.values())) for r in rows)]) + "\n")
+        sign = ";" if path.stem == "renamed" else ","
+        lines = [rows[0], *(map(str, row.values()) for row in rows)]
+        path.write_text("\n".join(map(sign.join, lines)) + "\n")
     else:
         mark = "\ufeff" * (path.stem == "renamed")
         path.write_text(mark + "".join(json.dumps(row) + "\n" for row in rows))
@@ -213,6 +214,7 @@ def test_arms_without_seeds_are_independent_runs(tmp_path):
         paths.append(f"{name[0]}={written(tmp_path / f'{name}.csv', part)}")
     found = digits(compared(*paths)[0])
     assert found == digits(compared(written(tmp_path / "all.csv", unlike))[0])
+    assert "paired by problem." in collect([tmp_path / "all.csv"]).tables[2].notes[0]
     means = [np.mean([float(r["score"]) for r in unlike if r["arm"] == arm]) for arm in "ab"]
     assert found[0][3] and found[0][3].value == pytest.approx(means[1] - means[0])
 
@@ -230,6 +232,10 @@ def test_a_curve_is_one_number_by_the_rule_that_was_named(tmp_path):
     assert gap(found).p == pytest.approx(scipy_stats.ttest_rel(ours, theirs).pvalue)
     assert gap(found).value == pytest.approx(np.mean(ours) - np.mean(theirs))
     assert "in scores (area)." in text
+    page = collect([path], choice=Choice(by="area"))
+    assert "clustered by seed." in page.figures[0].caption and "by seed." in page.tables[0].notes[0]
+    (_,), text = compared(written(tmp_path / "short.csv", rows[:-1]), by="area")
+    assert "scores/b-4: its steps are 0 to 90, others 0 to 100." in text
     answers = [{**row, "problem": f"q{i}", "score": int(row["score"] > 0.3 + 0.02 * i)}
                for row in rows for i in range(5)]  # fmt: skip
     right = {run: sum(values > 0.3 + 0.02 * i for i in range(5)) / 5
@@ -283,11 +289,14 @@ def test_offline_runs_of_wandb_are_curves(tmp_path, monkeypatch):
         ("arm,problem,score\na,1,1\nb,2,1\nb,3,1\n", "were evaluated on different problems"),
         ("arm,problem,score\na,1,1\nb,2,1\n", "were evaluated on different problems"),
         ("arm,problem\na,1\n", "none is called `score`"),
+        ("arm,step,score\na,1,0.5\na,1,0.6\nb,1,0.5\n", "seed 0, has two values at step 1; name"),
+        ("arm,problem,score\né,1,1\n".encode("latin-1"), "cannot be read as CSV in UTF-8"),
+        ("arm,problem,score\na,1,1\n".encode("utf-16"), "cannot be read as CSV in UTF-8"),
         ("arm,problem,score\na,1,1\nb,1,\n", "every answer is lost"),
     ],
 )
 def test_what_is_broken_is_said_in_one_sentence(tmp_path, text, said):
-    (tmp_path / "scores.csv").write_text(text)
+    (tmp_path / "scores.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ValueError, match=said):
         compared(tmp_path / "scores.csv")
 
@@ -297,6 +306,9 @@ def test_a_row_given_twice_counts_once(tmp_path):
     once = compared(written(tmp_path / "once.csv", rows))[0]
     found, text = compared(written(tmp_path / "twice.csv", [*rows, *rows[:5]]))
     assert digits(found) == digits(once) and "5 rows given twice, counted once" in text
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(ValueError, match=r"empty.jsonl is empty"):
+        compared(tmp_path / "once.csv", tmp_path / "empty.jsonl")
 
 
 def test_for_programs_and_papers(tmp_path):

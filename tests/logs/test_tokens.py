@@ -73,6 +73,8 @@ def test_without_an_old_policy_the_ratio_is_one():
         ({"logp": ["x"], "advantage": 1.0}, "`logp` must hold one entry per token"),
         ({"logp": [-1.0], "advantage": 1.0, "step": "x"}, "`step` must hold a number"),
         ({"logp": [[-1.0]], "advantage": 1.0}, "`logp` has the shape .1, 1."),
+        ({"logp": [-1.0], "advantage": 1.0, "kept": ["false"]}, "`kept` must hold one entry"),
+        ({"logp": [-1.0], "advantage": 1.0, "mask": [2]}, "each is true or false"),
         ({"logp": -1.0, "advantage": 1.0}, "one entry per token, in a list"),
     ],
 )

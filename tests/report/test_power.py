@@ -79,7 +79,8 @@ def test_pairs_of_one_seed_and_their_spread_by_hand(tmp_path) -> None:
     gaps = [ends[f"atr{seed}"] - ends[f"clip{seed}"] for seed in (0, 1, 2)]
     assert found[0].spread.std == pytest.approx(np.std(gaps, ddof=1))
     assert "3 pairs" in text and "So many seeds find 3 points with 80 % power" in text
-    assert "3 seeds say little about how much runs differ" in text
+    assert "A pilot of 3 says little about how much runs differ" in text
+    assert seeds_for(0.0, 0.03) == 3  # two pairs show nothing
 
 
 def test_other_seeds_or_one_method_are_planned_without_pairs(tmp_path) -> None:

@@ -11,17 +11,8 @@ import yaml
 
 import trustclip as tc
 from trustclip.support.jsonl import plain
-from trustclip.train.files import (
-    TINY_RECIPE,
-    demo_recipe,
-    load_recipe,
-    load_yaml,
-    preset,
-)
-from trustclip.train.settings.stages import (
-    DemoSettings,
-    RLStage,
-)
+from trustclip.train.files import TINY_RECIPE, demo_recipe, load_recipe, load_yaml, preset
+from trustclip.train.settings.stages import DemoSettings, RLStage
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 

@@ -32,7 +32,7 @@ def unlike(runs: Sequence[Run]) -> Iterator[Finding]:
         (first, reference), *others = settings.items()
         for path, own in others:
             differing = [
-                f"{name} {_short(reference[name])} and {_short(own[name])}"
+                f"{name} {reference[name]!r:.40} and {own[name]!r:.40}"
                 for name in names
                 if name in reference and name in own and reference[name] != own[name]
             ]
@@ -115,7 +115,7 @@ def _differences(group: Group, reference: Group) -> list[str]:
     if not ours or not theirs:
         return []
     return [
-        f"{key} {_short(ours.get(key))} and {_short(theirs.get(key))}"
+        f"{key} {ours.get(key)!r:.40} and {theirs.get(key)!r:.40}"
         for key in sorted(ours.keys() | theirs.keys())
         if ours.get(key) != theirs.get(key)
     ]
@@ -183,8 +183,3 @@ def _texts(run: Run) -> dict[Any, tuple[str, str]]:
         for at, row in problem_rows(run.path)
         if at[0] is not None
     }
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

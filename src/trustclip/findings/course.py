@@ -80,6 +80,12 @@ class Course:
         """What a row is: verl and prime-rl log a row for all updates of a generation."""
         return "update" if self.log is None or self.log.trainer == "TRL" else "step"
 
+    @property
+    def row(self) -> str:
+        """A row in words; with `logging_steps` above 1 there are fewer of them than updates."""
+        few = self.unit == "update" and self.run.last_step > len(self.rows)
+        return f"logged {self.unit}" if few else self.unit
+
     @cached_property
     def moved(self) -> bool:
         """Whether any update had a gradient; without one logged, whether any group could have."""

@@ -67,7 +67,8 @@ class Change:
         if not moved:
             return f"{self.what} was {(self.first + self.last) / 2:.3g} nats per token."
         course = f"from {self.first:.3g} to {self.last:.3g} nats per token"
-        share = f"{100 * (self.last / self.first - 1):+.0f} %" if self.first > 0 else ""
+        change = 100 * (self.last / self.first - 1) if self.first > 0 else 0.0
+        share = f"{change:+.0f} %" if abs(change) >= 1 else f"{change:+.1g} %"
         if not self.whole:
             text = f"{self.what} went {course}; each update has other ones, so this is no trend"
         elif self.bounds is None:

@@ -2,17 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import log
 from statistics import fmean
 
-import torch
-
-from trustclip.constraints import divergences
 from trustclip.findings.course import Course
 from trustclip.findings.facts import AT_LIMIT, OFTEN, OUTSIDE, SELDOM, STANDS_OUT, STILL, TINY
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import PREFIX, mean, over_tokens, percent, values
 from trustclip.logs.log import Log
+from trustclip.stats.power import many
 from trustclip.support.jsonl import Row
 
 _QUADRANTS = {
@@ -49,8 +46,14 @@ def _state(course: Course) -> Iterator[Finding]:
     evidence = {"gated": course.cut}
     if course.run.method is None or not course.rows:
         return
-    if not course.full:
-        yield _no_metrics(course)
+    if not course.full and not course.moved:
+        text = (
+            "No update had anything to constrain: in every group all rewards were equal, so no "
+            "token had an advantage, and the policy did not move."
+        )
+        yield Finding("gate/nothing", "fault", text)
+    elif not course.full:
+        yield Finding("gate/unlogged", "note", "No update has logged what the constraint did.")
     elif off and not any(off):
         text = (
             "The constraint was inert: every token had ratio 1, where no constraint on the ratio "
@@ -65,7 +68,7 @@ def _state(course: Course) -> Iterator[Finding]:
             text += f" It differs from the plain policy gradient {where}."
         yield Finding("gate/weights", "note", text, evidence)
     elif not any(shares.values()):
-        updates = f" in {_count(len(shares), 'logged update')}"
+        updates = f" in {many(len(shares), 'logged update')}"
         text = (
             f"The constraint was inert: its gate closed on no token{updates}, so training was the "
             "same as without a constraint."
@@ -73,16 +76,6 @@ def _state(course: Course) -> Iterator[Finding]:
         yield Finding("gate/never", "fault", text, evidence, _acting_threshold(course))
     else:
         yield _acting(course, "gate", "closed on at least one token", "logged update")
-
-
-def _no_metrics(course: Course) -> Finding:
-    if not course.moved:
-        text = (
-            "No update had anything to constrain: in every group all rewards were equal, so no "
-            "token had an advantage, and the policy did not move."
-        )
-        return Finding("gate/nothing", "fault", text)
-    return Finding("gate/unlogged", "note", "No update has logged what the constraint did.")
 
 
 def _acting(course: Course, noun: str, verb: str, row: str) -> Finding:
@@ -114,10 +107,6 @@ def _acting(course: Course, noun: str, verb: str, row: str) -> Finding:
     return Finding("gate/often", "warning", text, evidence, advice)
 
 
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
 def _state_of_log(course: Course, log: Log) -> Iterator[Finding]:
     """Whether the constraint of another trainer acted, as far as its log says."""
     shares, schedule = course.gated, log.schedule
@@ -125,7 +114,7 @@ def _state_of_log(course: Course, log: Log) -> Iterator[Finding]:
     once = schedule if schedule is not None and schedule.updates <= 1 else None
     still = not distances or max(map(abs, distances)) < STILL
     if once and still and not any(shares.values()):
-        count = _count(len(shares), course.unit)
+        count = many(len(shares), course.row)
         zero = f" The clipped share was 0 in all {count}." if shares else ""
         text = (
             f"The constraint was inert: there was one update per generation ({once.basis}), "
@@ -144,7 +133,7 @@ def _state_of_log(course: Course, log: Log) -> Iterator[Finding]:
             "tokens.",
         )
     elif any(shares.values()):
-        finding = _acting(course, "constraint", "acted", course.unit)
+        finding = _acting(course, "constraint", "acted", course.row)
         yield replace(finding, sentence=finding.sentence + _pace(log))
     else:
         yield _never(course, log, still=bool(distances) and still)
@@ -187,7 +176,7 @@ def _never(course: Course, log: Log, *, still: bool) -> Finding:
         )
         return Finding("gate/contradiction", "fault", text, {"k1": furthest}, advice)
     text = "The constraint was inert: the share of clipped tokens was 0 in all "
-    text += _count(len(course.gated), course.unit)
+    text += many(len(course.gated), course.row)
     if still:
         text += ", and the mean log-ratio was 0: every token had ratio 1."
     elif schedule is not None:
@@ -197,7 +186,8 @@ def _never(course: Course, log: Log, *, still: bool) -> Finding:
         )
     else:
         text += ". This log does not say whether every ratio was 1 or the bounds are too wide."
-    return Finding("gate/never", "fault", text, {"gated": 0.0}, _zero_advice(log))
+    advice = _zero_advice(log) if len(course.gated) > 1 else ""  # the first is always at ratio 1
+    return Finding("gate/never", "fault", text, {"gated": 0.0}, advice)
 
 
 def _zero_advice(log: Log) -> str:
@@ -222,9 +212,12 @@ def _quadrants(course: Course) -> Iterator[Finding]:
     total = sum(shares.values())
     if not course.full and (len(shares) < 2 or not total):
         return
+    every = max(mean(rows, "gated"), total)
     names = sorted(shares, key=lambda name: -shares[name])
-    parts = [f"{100 * shares[n] / total:.0f} % were {_QUADRANTS[n]}" for n in names if shares[n]]
-    text = "Of the tokens cut, " + ("; ".join(parts) or "all were at ratio 1") + "."
+    parts = [f"{100 * shares[n] / every:.0f} % were {_QUADRANTS[n]}" for n in names if shares[n]]
+    rest = f"{100 * (1 - total / every):.0f}"
+    parts += [f"{rest} % had no advantage, or ratio 1"] if rest != "0" else []
+    text = f"Of the tokens cut, {'; '.join(parts)}."
     evidence = {f"gated/{name}": share for name, share in shares.items()}
     yield Finding("gate/quadrants", "note", text, evidence)
 
@@ -261,21 +254,12 @@ def _describe_kind(kind: str, name: str) -> str:
 
 
 def _acting_threshold(course: Course) -> str:
-    """Advice to take a threshold that would have acted, from the observed ratios."""
-    advice = "for a constraint that acts, tighten the threshold"
-    if course.log is not None:
-        return f"{advice}."
-    low, high = (values(course.full, f"ratio_q{q}") for q in ("01", "99"))
-    if not (low and high):
-        return f"{advice}: use the controller target_gate to cut a chosen share of tokens."
-    delta = min(
-        divergences.k3(torch.tensor(log(fmean(bound)), dtype=torch.float64)).item()
-        for bound in (low, high)
+    """Advice to take a threshold that would have acted, and, in our own runs, how to find it."""
+    way = (
+        ": trustclip shadow RUN --suggest METHOD finds that of a share of the recorded tokens, and "
+        "the controller target_gate holds a share"
     )
-    return (
-        f"{advice}: atr with delta {delta:.2g} would cut about 1 % of tokens, and the controller "
-        "target_gate finds the threshold for a chosen share."
-    )
+    return f"for a constraint that acts, tighten the threshold{'' if course.log else way}."
 
 
 def _threshold(rows: Sequence[Row]) -> Iterator[Finding]:

@@ -234,6 +234,12 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     return groups
 
 
+def units(groups: Sequence[Group], *, seeds: bool) -> str:
+    """What intervals and pairs are of, in words: curves have no problems; empty for nothing."""
+    curves = any(one.number for one in groups[0].evaluations("final"))
+    return " and ".join([groups[0].unit] * (not curves) + ["seed"] * seeds)
+
+
 def trained_on(group: Group) -> int:
     """How many training problems that are test problems a run of the group was trained on."""
     return max(

@@ -56,7 +56,7 @@ def _subject(course: Course) -> Finding:
     run, log, rows = course.run, course.log, course.rows
     state = "" if run.finished else ", unfinished"
     if log is not None:
-        size = f"{len(log.rows)} {course.unit}{'s' * (len(log.rows) != 1)}"
+        size = f"{len(log.rows)} {course.row}{'s' * (len(log.rows) != 1)}"
         if log.digest:
             size += f", {log.digest.completions:,} completions, {log.digest.tokens:,} tokens"
         text = f"{run.name}: {log.trainer}, {log.kind}, {size}{state}."
@@ -130,10 +130,10 @@ def _usual(course: Course, findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def _of_files(course: Course) -> Iterator[Finding]:
-    """The state of another trainer's files, and what they cannot answer."""
-    if course.log is not None:
-        for remark in course.log.remarks:
-            yield Finding("files/remark", "note", f"About the files: {remark}.")
-        if course.log.unknown:
-            text = f"This log does not say: {'; '.join(course.log.unknown)}."
-            yield Finding("files/unknown", "note", text)
+    """The state of the files, and what those of another trainer cannot answer."""
+    # That an unfinished run is one, the first remark of it, stands in the first sentence.
+    for remark in course.run.remarks[not (course.log or course.run.finished) :]:
+        yield Finding("files/remark", "note", f"About the files: {remark}.")
+    if course.log is not None and course.log.unknown:
+        text = f"This log does not say: {'; '.join(course.log.unknown)}."
+        yield Finding("files/unknown", "note", text)

@@ -25,6 +25,8 @@ from trustclip.support.text import percent
 _FACTORS, _FIRST = (1e-6, 1e6), 25
 #: So many passes over the log follow, each with so many factors within a bracket.
 _PASSES, _EACH = 4, 8
+#: Digits of a threshold, the fewest that cut no more than asked for: many tokens may lie at one.
+_DIGITS = (4, 6, 17)
 
 
 @dataclass(frozen=True)
@@ -187,10 +189,14 @@ def suggest(method: Method, share: float, paths: Sequence[Path]) -> Suggestion:
             f"{percent(shares[low], 2)} %."
         )
     moved = thresholds(scale_thresholds(method, at))
-    # Four digits are more than a log supports, and what a person types.
-    rounded = {name: float(f"{value:.4g}") for name, value in moved.items()}
-    chosen = replace(method, **rounded)  # type: ignore[type-var]
-    return Suggestion(chosen, moved, shares[at], tokens)
+    chosen, found = method, 0.0
+    for digits in _DIGITS:
+        rounded = {name: float(f"{value:.{digits}g}") for name, value in moved.items()}
+        chosen = replace(method, **rounded)  # type: ignore[type-var]
+        found = _shares(chosen, paths, [1.0])[0][1.0]
+        if 0 < found <= share:
+            break
+    return Suggestion(chosen, moved, found, tokens)
 
 
 @torch.no_grad()

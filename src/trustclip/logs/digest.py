@@ -6,6 +6,7 @@ batches and of `OPEN` steps.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import torch
@@ -80,8 +81,7 @@ class _State:
         self.completions = self.tokens = 0
         self.has = {*_OPTIONAL}
         self._open: dict[int, tuple[Window, dict[str, float]]] = {}
-        self._last = -1
-        self._done = -1
+        self._last = self._done = -inf
 
     def add(self, rows: list[TokenRow]) -> None:
         step = rows[0].step or 0

@@ -94,7 +94,7 @@ def gather(
             again.append(step)
             by_step = {s: kept for s, kept in by_step.items() if s < step}
         present = by_step.setdefault(step, {"step": step})
-        _same_run(path, present, row)
+        _require_plausible(path, present, row)
         present |= row
         last = step
     rows = [row for row in by_step.values() if row.keys() & names.ANSWERS]
@@ -104,8 +104,12 @@ def gather(
     return rows, remarks, trainer
 
 
-def _same_run(path: Path, present: Row, row: Row) -> None:
-    """Refuse a second, different value of one update's metric."""
+def _require_plausible(path: Path, present: Row, row: Row) -> None:
+    """Refuse a second, different value of one update's metric, and a share in percent."""
+    for key in sorted(row.keys() & names.SHARES):
+        if not -1e-6 <= row[key] <= 1 + 1e-6:  # float32 rounds
+            where = f"{key} of update {present['step']}"
+            raise ValueError(f"{path}: {where} is {row[key]:g}, and a share is from 0 to 1.")
     for key in sorted(present.keys() & row.keys() & names.ANSWERS):
         if present[key] != row[key]:
             raise ValueError(

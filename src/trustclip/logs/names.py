@@ -39,14 +39,18 @@ TWO_POLICIES = {trainer for trainer, part in TABLE.items() if part.get("two_poli
 #: Only one trainer has these names; and these are ours, too.
 _MARKS, _SHARED = _of_each("marks"), _of_each("shared")
 
+#: Shares of 1.
+SHARES = {
+    *("trustclip/gated", "trustclip/gated/positive_above", "trustclip/gated/negative_below"),
+    *("trustclip/gated/negative_above", "frac_reward_zero_std", "completions/clipped_ratio"),
+}
 #: What answers a question of `trustclip explain`: a log needs at least one of these.
 ANSWERS = {
-    *("trustclip/gated", "trustclip/gated/positive_above", "trustclip/gated/negative_below"),
-    *("trustclip/gated/negative_above", "trustclip/k1", "trustclip/k3", "trustclip/off_policy"),
-    *("trustclip/sampler/abs", "trustclip/sampler/k1", "trustclip/sampler/k3", "trustclip/ratio"),
+    *SHARES,
+    *("trustclip/k1", "trustclip/k3", "trustclip/off_policy", "trustclip/ratio"),
+    *("trustclip/sampler/abs", "trustclip/sampler/k1", "trustclip/sampler/k3"),
     *("trustclip/sampler/current/k3", "trustclip/sampler/exp_abs"),
-    *("entropy", "reward", "frac_reward_zero_std", "kl", "weight_capped"),
-    *("completions/mean_length", "completions/clipped_ratio"),
+    *("entropy", "reward", "kl", "weight_capped", "completions/mean_length"),
 }
 
 

@@ -46,21 +46,25 @@ def _read(path: Path) -> Log:
     Raises:
       ValueError: it lacks a column, is damaged, or holds two runs.
     """
-    tokens = digest(path, _course(path))
+    remarks: list[str] = []
+    tokens = digest(path, _course(path, remarks))
     unknown = [
         f"{what} (there is no column `{name}`)"
         for name, what in _ANSWERS.items()
         if name not in tokens.has
     ]
     unknown.append("truncation")
-    return Log(path, "unknown trainer", "tokens", tokens.rows, digest=tokens, unknown=unknown)
+    return Log(
+        path, "unknown trainer", "tokens", tokens.rows, digest=tokens, unknown=unknown,
+        remarks=remarks,
+    )  # fmt: skip
 
 
-def _course(path: Path) -> Iterator[TokenRow]:
+def _course(path: Path, remarks: list[str]) -> Iterator[TokenRow]:
     """The completions in the order of their updates, which a second run in a file would break."""
     for file in token_files(path):
         first = last = None
-        for row in read_tokens(file):
+        for row in read_tokens(file, remarks):
             step = row.step or 0
             first = step if first is None else first
             if last is not None and step < last and step <= first:

@@ -9,7 +9,6 @@ from typing import Any
 from trustclip.logs.answers import digest, outcomes, scores
 from trustclip.logs.forms import SUITE, SUMMARY, read_as
 from trustclip.logs.identity import Marks, with_method
-from trustclip.logs.log import Log
 from trustclip.logs.recognise import holds_log, looked_for, read_log
 from trustclip.logs.run import MEASURED, Evaluation, Run, in_words, setting_of
 from trustclip.logs.samples import Samples
@@ -26,7 +25,12 @@ _TEXTS = ("stage", "task")
 def read_run(path: Path) -> Run:
     """Read a run directory in any state, finished or not, or the log of another trainer."""
     if not (path / "config.yaml").is_file():
-        return _of_log(path, read_log(path))
+        log = read_log(path)
+        config = {"command": log.trainer, "model": "unknown model", "log": str(path)}
+        return Run(
+            path, {**config, **log.settings}, {"finished": log.finished}, list(log.remarks),
+            metrics={"rl": log.rows}, log=log,
+        )  # fmt: skip
     files = Inside(path)
     config = with_method(read_mapping(files.file("config.yaml")))
     environment = read_mapping(files.file("environment.json"))
@@ -61,17 +65,6 @@ def read_run(path: Path) -> Run:
 def read_runs(paths: Sequence[Path]) -> list[Run]:
     """Read run directories, suites and logs: every run of each, once."""
     return [read_run(path) for path in dict.fromkeys(find(paths))]
-
-
-def _of_log(path: Path, log: Log) -> Run:
-    return Run(
-        path=path,
-        config={"command": log.trainer, "model": "unknown model", "log": str(path), **log.settings},
-        summary={"finished": log.finished},
-        remarks=list(log.remarks),
-        metrics={"rl": log.rows},
-        log=log,
-    )
 
 
 def find(paths: Sequence[Path]) -> Iterator[Path]:

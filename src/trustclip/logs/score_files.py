@@ -57,6 +57,8 @@ def read_all(paths: Sequence[Path], choice: Choice) -> list[Run]:
     foreign = [one for one in map(given, paths) if _is_foreign(one, choice)]
     if len(foreign) < len(paths):
         if foreign:
+            # This says which of the others is not there, or is empty.
+            read_runs([one.path for one in map(given, paths) if one not in foreign])
             raise ValueError(
                 f"{foreign[0].path} holds scores of another program; compare them with scores "
                 "alone, not with run directories."
@@ -325,21 +327,22 @@ def _raw(path: Path) -> Iterator[Row]:
 
 def _csv(path: Path) -> Iterator[Row]:
     """Rows of a CSV file by the names in its first line; a short row is one that was cut."""
-    text = (line.decode("utf-8-sig", "replace") for line in lines(path))
+    sign = max(b",;\t", key=next(lines(path), b"").count)  # of equal ones the comma
+    text = (line.decode("utf-8-sig") for line in lines(path))
     csv.field_size_limit(LONGEST)
-    reader = csv.reader(text)
-    head = next(reader, [])
+    reader = csv.reader(text, delimiter=chr(sign))
     try:
+        head = next(reader, [])
         for number, cells in enumerate(reader, start=1):
             if cells and len(cells) != len(head):
                 raise ValueError(
                     f"{path}, row {number} has {len(cells)} cells, and its head {len(head)}: it is "
-                    "cut, or has a comma without quotes."
+                    f"cut, or has a {chr(sign)!r} without quotes."
                 )
             if cells:
                 yield dict(zip(head, cells, strict=True))
-    except csv.Error as error:
-        raise ValueError(f"{path} cannot be read as CSV: {error}.") from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as CSV in UTF-8: {error}.") from error
 
 
 def _inspect(path: Path) -> Iterator[Row]:

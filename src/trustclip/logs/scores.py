@@ -4,6 +4,7 @@ Its rows come from `trustclip.logs.score_files`. A run is an arm and a seed. Wha
 of our own is then done with these: `compare`, `power`, `report`.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -87,7 +88,14 @@ def runs_of(rows: Iterable[Score], choice: Choice) -> list[Run]:
         if row.problem is None:
             if row.score is not None:
                 curve = points.setdefault((*run, row.task), {})
-                curve[len(curve) if row.step is None else row.step] = row.score
+                step = len(curve) if row.step is None else row.step
+                # The log of a run that was resumed repeats steps; a table lacks a seed.
+                if not choice.curve and curve.get(step, row.score) != row.score:
+                    raise ValueError(
+                        f"{row.where}: {row.arm}, seed {row.seed}, has two values at step {step}; "
+                        "name the column of the seed, such as --columns seed=run."
+                    )
+                curve[step] = row.score
             continue
         steps = answers.setdefault(run, {})
         problems = steps.setdefault(row.step, {}).setdefault(row.task, {})
@@ -172,8 +180,15 @@ def _runs_of_curves(
     for (arm, seed, name), curve in points.items():
         unit = 100 if outside else 1
         found.setdefault((arm, seed), {})[name] = {at: v / unit for at, v in curve.items()}
-    said = ["values are not shares of 1: they stand in their own unit, not percent"] * outside
-    return [_of_curves(_run(*run, [], said), curves, choice.by) for run, curves in found.items()]
+    ((first, last), _), *_ = Counter((min(c), max(c)) for c in points.values()).most_common()
+    runs = []
+    for run, curves in found.items():
+        said = ["values are not shares of 1: they stand in their own unit, not percent"] * outside
+        for curve in curves.values():
+            if (min(curve), max(curve)) != (first, last):
+                said.append(f"its steps are {min(curve)} to {max(curve)}, others {first} to {last}")
+        runs.append(_of_curves(_run(*run, [], said), curves, choice.by))
+    return runs
 
 
 def by_rule(run: Run, by: str) -> Run:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trustclip.logs.log import Log, Source
+from trustclip.logs.log import Log, Source, numbers
 from trustclip.logs.metrics import log_of
 from trustclip.support.inside import Inside
 from trustclip.support.jsonl import parse_line
@@ -34,11 +34,11 @@ def _read(path: Path) -> Log:
             if isinstance(value, str):
                 settings |= (parse_line(value.encode()) or {}) if tag.startswith("args") else {}
             elif at != step or tag in values:
-                measured += [(step, values)] if step is not None else []
+                measured += [(step, numbers(values))] if step is not None else []
                 step, values = at, {tag: value}
             else:
                 values[tag] = value
-        measured += [(step, values)] if step is not None else []
+        measured += [(step, numbers(values))] if step is not None else []
         torn += [f"{file.name} ends within a record, as left by a kill"] if _is_torn(file) else []
     return log_of(path, "TensorBoard events", measured, settings, torn)
 

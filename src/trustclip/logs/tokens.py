@@ -142,14 +142,17 @@ def _column(name: str, value: Any, length: int) -> Any:
         if name == "token":
             # Half a surrogate pair fits into no file.
             column: Any = [str(t).encode("utf-8", "backslashreplace").decode() for t in value]
-        elif name in FLAGS or name == "token_id":
-            column = np.asarray(value, dtype=bool if name in FLAGS else np.int64)
+        elif name == "token_id":
+            column = np.asarray(value, dtype=np.int64)
         else:
             # A null, in a float column, becomes NaN.
             column = np.asarray(value, dtype=np.float64)
             column = np.where(np.abs(column) > BEYOND, np.nan, column)
             if name == "advantage" and column.ndim == 0:
                 column = np.full(length, column)
+            if name in FLAGS and not np.isin(column, (0, 1)).all():
+                raise ValueError("each is true or false")
+            column = column.astype(bool if name in FLAGS else np.float64)
         shape = (len(column),) if name == "token" else column.shape
     except (TypeError, ValueError, OverflowError) as error:
         kind = "a number" if name in (*WHOLE, "reward") else "one entry per token"
@@ -166,8 +169,8 @@ def token_files(path: Path) -> list[Path]:
     return [file for suffix in SUFFIXES for file in Inside(path).files(f"*{suffix}")]
 
 
-def read_tokens(path: Path) -> Iterator[TokenRow]:
-    """Rows of a file of tokens, or of all such files in a folder, in the order of their names.
+def read_tokens(path: Path, remarks: list[str] | None = None) -> Iterator[TokenRow]:
+    """Rows of a file of tokens, or a folder's in the order of names; a torn end is a remark.
 
     Raises:
       ValueError: there is no such file, a row is not as the module's table says, or the file is
@@ -179,7 +182,7 @@ def read_tokens(path: Path) -> Iterator[TokenRow]:
     for file in files:
         if file.suffix not in SUFFIXES:
             raise ValueError(f"{file}: expected a .jsonl or .parquet file.")
-        for number, row in _parquet(file) if file.suffix == ".parquet" else numbered(file):
+        for number, row in _parquet(file) if file.suffix == ".parquet" else numbered(file, remarks):
             try:
                 yield TokenRow.of(row)
             except ValueError as error:

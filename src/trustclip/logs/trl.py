@@ -57,12 +57,13 @@ def _read(path: Path) -> Log:
 
 
 def _schedule(rows: Sequence[Row], logging_steps: Any) -> Schedule | None:
-    """Updates per generation, from the rows that came with new rewards."""
+    """Updates per generation, from the distances of the rows that came with new rewards."""
     trained = [row for row in rows if "grad_norm" in row or "loss" in row]
-    generated = [row for row in trained if "reward" in row]
-    if logging_steps != 1 or len(trained) < 4 or not generated:
+    generated = [row["step"] for row in trained if row.keys() & {"reward", "reward_std"}]
+    if logging_steps != 1 or len(trained) < 4 or len(generated) < 2:
         return None
-    updates = len(trained) / len(generated)
+    # The last generation may have had only some of its updates.
+    updates = (generated[-1] - generated[0]) / (len(generated) - 1)
     basis = f"{len(generated)} of {len(trained)} logged updates came with new rewards"
     return Schedule(updates, basis)
 

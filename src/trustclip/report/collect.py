@@ -16,6 +16,7 @@ from trustclip.report import results
 from trustclip.report.draw import curves, mismatch, plots, swept
 from trustclip.report.draw.marks import Figure
 from trustclip.report.tables import Table
+from trustclip.stats.power import many
 
 Item = TypeVar("Item")
 
@@ -62,20 +63,17 @@ class Report:
     def subject(self) -> str:
         """Methods, runs, models and benchmarks of the report, in one line."""
         runs = [run for group in self.groups for run in group.runs]
+        last = max((run.last_step for run in runs if run.log is None), default=0)
         parts = [
-            _many(len({g.label for g in self.groups}), "method")
+            many(len({g.label for g in self.groups}), "method")
             if all(r.method for r in runs)
-            else _many(len(self.groups), "group"),
-            _many(len(runs), "run"),
+            else many(len(self.groups), "group"),
+            many(len(runs), "run"),
             ", ".join(dict.fromkeys(run.model for run in runs)),
             ", ".join(results.TITLES.get(t, t) for t in results.tasks_of(self.groups)),
-            _many(max(run.last_step for run in runs), "update"),
+            many(last, "update") if last else "",
         ]
         return " · ".join(dict.fromkeys(part for part in parts if part))
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}" if count else ""
 
 
 def collect(

@@ -12,7 +12,7 @@ from trustclip.findings.comparison import Compared, compare, difference_on, poin
 from trustclip.findings.conditions import require_equal_problems
 from trustclip.findings.differences import cautions
 from trustclip.findings.facts import LEVEL
-from trustclip.findings.groups import Estimate, Group, group_runs, names, of_answers
+from trustclip.findings.groups import Estimate, Group, group_runs, names, of_answers, units
 from trustclip.findings.run import of_run
 from trustclip.logs.choice import Choice
 from trustclip.logs.reader import Run, find, read_run
@@ -148,10 +148,9 @@ def _heading(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]])
     finals = groups[0].evaluations("final")
     at = f" at update {finals[0].step}" if finals[0].step is not None else ""
     comparisons = by_kind["mean"]
-    by = [] if finals[0].number else [groups[0].unit]
     paired = [c for c in comparisons if c.same_seeds]
-    by += ["seed"] if any(c.seeds > 1 for c in paired) else []
-    how = f", paired by {' and '.join(by)}" if by else ""
+    by = units(groups, seeds=any(c.seeds > 1 for c in paired))
+    how = f", paired by {by}" if by else ""
     if any(c.seeds < max(len(c.group.scored), len(c.reference.scored)) for c in paired):
         how += ", over the seeds that both have"
     tests = sum(c.difference is not None and c.p_holm == c.p_holm for c in comparisons)
@@ -172,9 +171,11 @@ def _table(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]]) -
     tasks = groups[0].evaluations("final")[0].tasks
     for kind, comparisons in by_kind.items():
         by_label = {c.group.label: c for c in comparisons}
+        # Pass@k is of the k that is compared.
+        of_k = [c.metric for c in comparisons if kind == "pass" and c.metric.startswith("pass@")]
         for task in [None, *tasks] if len(tasks) > 1 else [None]:
             for group in groups if comparisons else ():
-                metric = _metric(group, kind, comparisons)
+                metric = of_k[0] if of_k else group.metrics[0 if kind == "mean" else 1]
                 name = task or ("average" if len(tasks) > 1 else tasks[0])
                 cells = [title_of(metric), name, group.label, str(len(group.scored))]
                 cells += [group.lost] if lost else []
@@ -187,12 +188,6 @@ def _table(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]]) -
                     cells.append(p_text(c.p_holm) if task is None else "")
                 table.add_row(*cells)
     return table
-
-
-def _metric(group: Group, kind: str, comparisons: Sequence[Compared]) -> str:
-    """The first score, of all samples; Pass@k of the k that is compared."""
-    compared = {c.metric for c in comparisons if kind == "pass" and c.metric.startswith("pass@")}
-    return next(iter(compared), None) or group.metrics[0 if kind == "mean" else 1]
 
 
 def _estimate(group: Group, task: str | None, metric: str) -> Estimate | Interval | None:

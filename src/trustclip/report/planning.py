@@ -14,7 +14,7 @@ from trustclip.findings.learning import learning_curve, tallies
 from trustclip.logs.choice import Choice
 from trustclip.logs.reader import Run
 from trustclip.logs.score_files import read_all
-from trustclip.stats.power import Spread, pooled, seeds_for, spread_of
+from trustclip.stats.power import Spread, many, pooled, seeds_for, spread_of
 from trustclip.stats.scores import benchmarks, macro_weights, problem_scores, strata_groups
 from trustclip.support.terminal import print_table
 from trustclip.support.text import title_of
@@ -125,10 +125,9 @@ def print_power(
     plans = pilot_comparisons(group_runs(read_all(paths, choice or Choice())))
     count = comparisons or max(1, len({one.names for one in plans}))
     level = 1 - 0.05 / count
-    several = "s" * (count != 1)
     console.print(
         f"So many seeds find {gap:g} points with {100 * power:g} % power, on these problems, by a "
-        f"two-sided test at 5 % over {count} comparison{several} (Holm's strictest level). "
+        f"two-sided test at 5 % over {many(count, 'comparison')} (Holm's strictest level). "
         "Brackets hold what the pilot's 95 % interval of the standard deviation allows.",
         highlight=False,
     )
@@ -163,11 +162,9 @@ def _notes(plans: Sequence[PilotComparison]) -> Iterator[str]:
             "Runs without common seeds are independent: each method needs this number of seeds, "
             "and the standard deviation is that of a run. Shared seeds usually need fewer."
         )
-    if any(one.spread.std == 0 for one in plans):
-        yield "If the standard deviation is 0, the runs are the same: two seeds show any gap."
     if (least := min(plans, key=lambda one: one.spread.freedom)).spread.freedom < 9:
         yield (
-            f"{least.seeds} seeds say little about how much runs differ. Plan for the upper "
+            f"A pilot of {least.seeds} says little about how much runs differ. Plan for the upper "
             "number, or add seeds and test again, if the levels of all tests were fixed beforehand."
         )
     yield "Area means the area under the learning curve."

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 from trustclip.findings.comparison import Compared, significant
 from trustclip.findings.facts import LEFT
-from trustclip.findings.groups import Estimate, Group, by_setting, names
+from trustclip.findings.groups import Estimate, Group, by_setting, names, units
 from trustclip.findings.learning import Learning
 from trustclip.findings.shadows import Matrix, matrix, mean_metrics
 from trustclip.report.tables import NOTHING, Cell, Table, TableRow
 from trustclip.stats import Difference, Interval
+from trustclip.stats.power import many
 from trustclip.support.text import bracket, percent, signed, title_of
 
 #: Headings of benchmarks, by the name of their task.
@@ -71,10 +72,8 @@ def single_table(groups: Sequence[Group]) -> Table | None:
                 for e, top in zip(estimates, highest, strict=True)
             ]
             rows.append(TableRow(group.label, cells, "ours", _standing(group), group.series))
-    notes = [
-        f"Brackets hold 95 % intervals, clustered by {groups[0].unit} and, with several seeds, "
-        "also by seed."
-    ]
+    by = units(groups, seeds=any(len(group.scored) > 1 for group in groups))
+    notes = [f"Brackets hold 95 % intervals, clustered by {by}."]
     if any(cell.text.endswith(")") for row in rows if row.kind == "ours" for cell in row.cells):
         notes.append(OPTIMISTIC)
     if any(cell.strong for row in rows for cell in row.cells):
@@ -155,10 +154,11 @@ def comparison_table(compared: Sequence[Compared], key: str) -> Table | None:
         parts += [f"at update {c.step}"] if c.step is not None else []
         note = ", ".join(parts)
         rows.append(TableRow(c.name, [*numbers, Cell(c.verdict)], "ours", note, c.group.series))
-    paired = "problem and seed" if any(c.seeds > 1 for c in compared) else "problem"
-    family = len([c for c in compared if c.difference is not None])
-    many = f"{family} comparison{'s' * (family != 1)}"
-    notes = [f"Final evaluations are paired by {paired}; Holm's correction counts {many}."]
+    seeds = any(c.same_seeds and c.seeds > 1 for c in compared)
+    by = units([c.group for c in compared], seeds=seeds)
+    family = len([c for c in compared if c.difference is not None and c.p_holm == c.p_holm])
+    notes = [f"Final evaluations are paired by {by}."] if by else []
+    notes.append(f"Holm's correction counts {many(family, 'comparison')}.")
     if any(c.detectable < 1 for c in compared):
         notes.append("Detectable is the gap (points) that these runs find in 4 of 5 cases.")
     if any(c.step is not None for c in compared):

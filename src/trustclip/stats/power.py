@@ -173,7 +173,7 @@ def verdict(
       >>> verdict(Difference(0.052, 0.02, 0.08, 0.001), Required(8, 143, 5, 0.04, "seeds"))
       'A is better than B by 5.2 points [+2.0, +8.0] (p = 0.001)'
     """
-    samples, problems = _many(budget.samples, "sample"), _many(budget.problems, "problem")
+    samples, problems = many(budget.samples, "sample"), many(budget.problems, "problem")
     better, worse = names if difference.value > 0 else names[::-1]
     points, bounds = f"{abs(difference.value) * 100:.1f} points", _bounds(difference)
     if abs(difference.value) < 1e-12:
@@ -189,7 +189,7 @@ def verdict(
     limit = {
         "samples": f"{samples} per problem",
         "problems": problems,
-        "seeds": f"{_many(budget.seeds, 'seed')} per method",
+        "seeds": f"{many(budget.seeds, 'seed')} per method",
     }[budget.limit]
     if isnan(budget.detectable):
         return f"{unclear} {samples} on {problems}"
@@ -209,7 +209,8 @@ def _bounds(difference: Difference) -> str:
     return f" [{100 * low:+.1f}, {100 * high:+.1f}]"
 
 
-def _many(count: int, noun: str) -> str:
+def many(count: int, noun: str) -> str:
+    """A number of things in words."""
     return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
@@ -279,7 +280,7 @@ def seeds_for(
       power: chance to find it, in (0, 1).
 
     Returns:
-      At least 2; inf where `MOST` do not suffice; nan for a nan spread.
+      At least 3, because two show no gap; inf where `MOST` do not suffice; nan for a nan spread.
 
     Raises:
       ValueError: the gap is not above 0, or a share is not in (0, 1).
@@ -303,7 +304,7 @@ def seeds_for(
             return True
         return _miss_chance(freedom, gap / error, t_quantile(level, freedom)) <= 1 - power
 
-    return float(2 + bisect_left(range(2, MOST), True, key=suffices)) if suffices(MOST) else inf
+    return float(3 + bisect_left(range(3, MOST), True, key=suffices)) if suffices(MOST) else inf
 
 
 def _miss_chance(freedom: float, distance: float, quantile: float) -> float:

@@ -63,11 +63,7 @@ RUNS = {
     ),
     "2x2/1 full centered atr": (
         grpo,
-        {
-            **schedule(2, 2, 1),
-            "method": {"name": "centered", "inner": "atr"},
-            "candidates": 8,
-        },
+        {**schedule(2, 2, 1), "method": {"name": "centered", "inner": "atr"}, "candidates": 8},
     ),
     "sft full, 2 epochs": (sft, {"num_train_epochs": 2, "logging_steps": 3}),
     "sft lora with dropout": (
@@ -271,9 +267,7 @@ def test_killed_at_random_and_nothing_is_lost(tmp_path):
 
 def test_two_ranks_continue_exactly_and_refuse_to_be_one(tmp_path):
     told = process(
-        "ranks",
-        str(tmp_path),
-        launcher=("-m", "torch.distributed.run", "--nproc-per-node", "2"),
+        "ranks", str(tmp_path), launcher=("-m", "torch.distributed.run", "--nproc-per-node", "2")
     )
     assert told["files"] == [
         "rank-0.json",

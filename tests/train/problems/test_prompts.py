@@ -2,12 +2,7 @@
 
 import pytest
 
-from trustclip.train.problems.prompts import (
-    STYLES,
-    messages,
-    prompt_style,
-    set_chat_template,
-)
+from trustclip.train.problems.prompts import STYLES, messages, prompt_style, set_chat_template
 from trustclip.train.problems.verify import extract_answer
 
 OBEDIENT = {

@@ -9,7 +9,7 @@ from rich.table import Column, Table
 from trustclip.cli.commands.constraints import print_twins
 from trustclip.support.checked import Count
 from trustclip.support.marks import Also, Argument
-from trustclip.support.terminal import Terminal, say
+from trustclip.support.terminal import Terminal, print_table, say
 from trustclip.support.text import percent
 from trustclip.support.yaml_files import yaml_list
 
@@ -136,7 +136,7 @@ def _print_shadows(result: Any) -> None:
         shares += [percent(of(label, key)) for key in ("precision", "recall", "jaccard")]
         cosine = of(label, "cosine")
         table.add_row(label, *shares, "-" if cosine is None else f"{cosine:.4f}")
-    Terminal().print(table)
+    print_table(Terminal(), table)
 
 
 def _print_suggestion(suggestion: Any) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from trustclip import stats
 from trustclip.findings.comparison import Compared
-from trustclip.findings.groups import Estimate, Group, by_setting, names, shared_answers
+from trustclip.findings.groups import Estimate, Group, by_setting, names, shared_answers, units
 from trustclip.report.draw.curves import of_bands
 from trustclip.report.draw.marks import NEUTRAL, Figure, Mark, Panel, figure, in_percent
 from trustclip.report.results import tasks_of
@@ -82,11 +82,10 @@ def forest_figure(groups: Sequence[Group], compared: Sequence[Compared]) -> Figu
         return None
     measured = [c for c in compared if c.difference is not None]
     panels = [_final_panel(scored), *([_difference_panel(scored, measured)] if measured else [])]
-    caption = f"Bars are 95 % intervals, clustered by {scored[0].unit}"
-    if any(len(group.scored) > 1 for group in scored):
-        caption += " and seed"
+    seeds = any(len(group.scored) > 1 for group in scored)
+    caption = f"Bars are 95 % intervals, clustered by {units(scored, seeds=seeds)}"
     if measured:
-        caption += ". The differences are paired, and not corrected for multiple comparisons"
+        caption += ". The differences are not corrected for multiple comparisons"
     return Figure("scores", "At the end of training", caption + ".", panels)
 
 

@@ -565,8 +565,10 @@ def test_the_numbers_of_the_table(folder):
     }
     strata = ["long"] * 4 + ["short"] * 2
     for kind, k in (("mean", None), ("pass", 4)):
-        own = dict(strata=strata, k=k, same_seeds=True)
-        expected = [stats.paired_difference(arms[n], arms["atr"], **own) for n in ("clip", "none")]
+        expected = [
+            stats.paired_difference(arms[name], arms["atr"], strata, k=k, same_seeds=True)
+            for name in ("clip", "none")
+        ]
         assert [one.difference for one in table.compared[kind]] == expected
         adjusted = stats.holm([one.p for one in expected]).tolist()
         assert [one.p_holm for one in table.compared[kind]] == adjusted

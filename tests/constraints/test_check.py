@@ -1,6 +1,7 @@
 """A method that is wrong is named, by the rule that it breaks; a right one is not."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import wrong_methods
@@ -127,6 +128,7 @@ def test_the_objective_of_a_detached_method_is_a_sentence_in_a_loop():
     batch = random_batch(wrong_methods.Right())
     with pytest.raises(ValueError, match="'wrong_methods:Detached' has no gradient"):
         tc.coefficient("wrong_methods:Detached", batch)
+    wrong: Any = {"logp": batch.logp}
     for ask in (tc.coefficient, tc.policy_loss, lambda name, wrong: tc.check(name, [wrong])):
         with pytest.raises(ValueError, match=r"`batch` must be a trustclip\.TokenBatch, got dict"):
-            ask("clip", {"logp": batch.logp})
+            ask("clip", wrong)

@@ -15,7 +15,7 @@ from trustclip.findings.learning import Learning
 from trustclip.findings.run import of_run
 from trustclip.findings.scores import collapsed, mean_of
 from trustclip.logs.run import Run
-from trustclip.support.text import bracket, join_words, percent, signed, title_of
+from trustclip.support.text import bracket, join_words, percent, plural, signed, title_of
 
 
 @dataclass(frozen=True)
@@ -238,8 +238,8 @@ def _states(by_run: Sequence[RunFindings]) -> Iterator[Finding]:
         text = f"{many} {verb} not finished; the results below are preliminary."
         yield Finding("runs/unfinished", "warning", text, {"unfinished": len(unfinished)})
     if notices := [f for one in by_run for f in one.findings if f.subject == "guard"]:
-        many = f"{len(notices)} warnings" if len(notices) > 1 else "1 warning"
-        text = f"The guards logged {many}: {join_words([*dict.fromkeys(f.name for f in notices)])}."
+        kinds = join_words([*dict.fromkeys(finding.name for finding in notices)])
+        text = f"The guards logged {plural(len(notices), 'warning')}: {kinds}."
         yield Finding("guard/count", "warning", text, {"warnings": len(notices)})
 
 
@@ -256,7 +256,7 @@ def _troubles(by_run: Sequence[RunFindings]) -> Iterator[Finding]:
     for those in by_kind.values():
         name, first = those[0]
         more = len(those) - 1
-        others = f" and {more} other run{'s' * (more > 1)}" if more else ""
+        others = f" and {plural(more, 'other run')}" if more else ""
         where = f"{name}{others}: " if len(by_run) > 1 else ""
         yield replace(first, sentence=where + first.sentence)
 

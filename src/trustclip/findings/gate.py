@@ -9,8 +9,8 @@ from trustclip.findings.facts import AT_LIMIT, OFTEN, OUTSIDE, SELDOM, STANDS_OU
 from trustclip.findings.finding import Finding
 from trustclip.findings.rows import PREFIX, mean, over_tokens, percent, values
 from trustclip.logs.log import Log
-from trustclip.stats.power import many
 from trustclip.support.jsonl import Row
+from trustclip.support.text import plural
 
 _QUADRANTS = {
     "positive_above": "rewarded tokens that had already become more likely (A > 0, ratio above 1)",
@@ -68,7 +68,7 @@ def _state(course: Course) -> Iterator[Finding]:
             text += f" It differs from the plain policy gradient {where}."
         yield Finding("gate/weights", "note", text, evidence)
     elif not any(shares.values()):
-        updates = f" in {many(len(shares), 'logged update')}"
+        updates = f" in {plural(len(shares), 'logged update')}"
         text = (
             f"The constraint was inert: its gate closed on no token{updates}, so training was the "
             "same as without a constraint."
@@ -114,7 +114,7 @@ def _state_of_log(course: Course, log: Log) -> Iterator[Finding]:
     once = schedule if schedule is not None and schedule.updates <= 1 else None
     still = not distances or max(map(abs, distances)) < STILL
     if once and still and not any(shares.values()):
-        count = many(len(shares), course.row)
+        count = plural(len(shares), course.row)
         zero = f" The clipped share was 0 in all {count}." if shares else ""
         text = (
             f"The constraint was inert: there was one update per generation ({once.basis}), "
@@ -176,7 +176,7 @@ def _never(course: Course, log: Log, *, still: bool) -> Finding:
         )
         return Finding("gate/contradiction", "fault", text, {"k1": furthest}, advice)
     text = "The constraint was inert: the share of clipped tokens was 0 in all "
-    text += many(len(course.gated), course.row)
+    text += plural(len(course.gated), course.row)
     if still:
         text += ", and the mean log-ratio was 0: every token had ratio 1."
     elif schedule is not None:

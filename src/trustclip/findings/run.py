@@ -17,7 +17,7 @@ from trustclip.findings.finding import Finding
 from trustclip.findings.groups import describe
 from trustclip.findings.rows import values
 from trustclip.logs.run import Run
-from trustclip.support.text import join_words
+from trustclip.support.text import join_words, plural
 
 Subject = Callable[[Course], Iterable[Finding]]
 
@@ -56,7 +56,7 @@ def _subject(course: Course) -> Finding:
     run, log, rows = course.run, course.log, course.rows
     state = "" if run.finished else ", unfinished"
     if log is not None:
-        size = f"{len(log.rows)} {course.row}{'s' * (len(log.rows) != 1)}"
+        size = plural(len(log.rows), course.row)
         if log.digest:
             size += f", {log.digest.completions:,} completions, {log.digest.tokens:,} tokens"
         text = f"{run.name}: {log.trainer}, {log.kind}, {size}{state}."
@@ -68,7 +68,7 @@ def _subject(course: Course) -> Finding:
         text = f"{run.name}: {run.command} of {run.model}, {many}{state}. It has no constraint."
     else:
         none = "its log holds no update" if run.finished else "no update logged yet"
-        many = f"{run.last_step} update{'s' * (run.last_step != 1)}{state}" if rows else none
+        many = f"{plural(run.last_step, 'update')}{state}" if rows else none
         text = f"{run.name}: {describe(run.method)} on {run.model}, {many}."
     return Finding("run/subject", "note", text, {"updates": run.last_step})
 

@@ -54,18 +54,15 @@ def read_all(paths: Sequence[Path], choice: Choice) -> list[Run]:
     Raises:
       ValueError: a path is neither, or a row is not what it should be.
     """
-    foreign = [one for one in map(given, paths) if _is_foreign(one, choice)]
-    if len(foreign) < len(paths):
-        if foreign:
-            # This says which of the others is not there, or is empty.
-            read_runs([one.path for one in map(given, paths) if one not in foreign])
-            raise ValueError(
-                f"{foreign[0].path} holds scores of another program; compare them with scores "
-                "alone, not with run directories."
-            )
-        runs = [in_families(run, choice) for run in read_runs(paths)]
-    else:
-        runs = runs_of(_rows(foreign, choice), choice)
+    each = [given(path) for path in paths]
+    foreign = [one for one in each if _is_foreign(one, choice)]
+    own = read_runs([one.path for one in each if one not in foreign])  # names one that is missing
+    if own and foreign:
+        raise ValueError(
+            f"{foreign[0].path} holds scores of another program; compare them with scores alone, "
+            "not with run directories."
+        )
+    runs = [in_families(run, choice) for run in own] or runs_of(_rows(foreign, choice), choice)
     answered = choice.by != "end" and not any(run.final and run.final.number for run in runs)
     return [by_rule(run, choice.by) for run in runs] if answered else runs
 

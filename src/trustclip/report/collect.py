@@ -16,7 +16,7 @@ from trustclip.report import results
 from trustclip.report.draw import curves, mismatch, plots, swept
 from trustclip.report.draw.marks import Figure
 from trustclip.report.tables import Table
-from trustclip.stats.power import many
+from trustclip.support.text import plural
 
 Item = TypeVar("Item")
 
@@ -65,13 +65,13 @@ class Report:
         runs = [run for group in self.groups for run in group.runs]
         last = max((run.last_step for run in runs if run.log is None), default=0)
         parts = [
-            many(len({g.label for g in self.groups}), "method")
+            plural(len({g.label for g in self.groups}), "method")
             if all(r.method for r in runs)
-            else many(len(self.groups), "group"),
-            many(len(runs), "run"),
+            else plural(len(self.groups), "group"),
+            plural(len(runs), "run"),
             ", ".join(dict.fromkeys(run.model for run in runs)),
             ", ".join(results.TITLES.get(t, t) for t in results.tasks_of(self.groups)),
-            many(last, "update") if last else "",
+            plural(last, "update") if last else "",
         ]
         return " · ".join(dict.fromkeys(part for part in parts if part))
 

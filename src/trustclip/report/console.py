@@ -24,7 +24,7 @@ from trustclip.stats import Interval
 from trustclip.support.jsonl import plain, write_bytes
 from trustclip.support.names import some, unknown
 from trustclip.support.terminal import print_table
-from trustclip.support.text import bracket, one_line, percent, title_of
+from trustclip.support.text import bracket, one_line, percent, plural, title_of
 
 #: These verdicts are about a method; all others are about its difference from the reference.
 STATES = ("identical", "not compared")
@@ -156,7 +156,7 @@ def _heading(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]])
     tests = sum(c.difference is not None and c.p_holm == c.p_holm for c in comparisons)
     names = [title_of(those[0].metric) for those in by_kind.values() if those]
     apart = f", and those in {names[1]} apart" if len(names) > 1 else ""
-    holm = f"Holm's correction counts {tests} comparison{'s' * (tests != 1)} in {names[0]}{apart}"
+    holm = f"Holm's correction counts {plural(tests, 'comparison')} in {names[0]}{apart}"
     return (
         f"Scores{at} are in percent. Differences are to {groups[0].label}{how}. Brackets hold "
         f"{100 * LEVEL:.0f} % intervals. {holm if tests else 'No test is possible'}."

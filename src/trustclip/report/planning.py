@@ -14,10 +14,10 @@ from trustclip.findings.learning import learning_curve, tallies
 from trustclip.logs.choice import Choice
 from trustclip.logs.reader import Run
 from trustclip.logs.score_files import read_all
-from trustclip.stats.power import Spread, many, pooled, seeds_for, spread_of
+from trustclip.stats.power import Spread, pooled, seeds_for, spread_of
 from trustclip.stats.scores import benchmarks, macro_weights, problem_scores, strata_groups
 from trustclip.support.terminal import print_table
-from trustclip.support.text import title_of
+from trustclip.support.text import plural, title_of
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def print_power(
     level = 1 - 0.05 / count
     console.print(
         f"So many seeds find {gap:g} points with {100 * power:g} % power, on these problems, by a "
-        f"two-sided test at 5 % over {many(count, 'comparison')} (Holm's strictest level). "
+        f"two-sided test at 5 % over {plural(count, 'comparison')} (Holm's strictest level). "
         "Brackets hold what the pilot's 95 % interval of the standard deviation allows.",
         highlight=False,
     )

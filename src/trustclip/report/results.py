@@ -10,8 +10,7 @@ from trustclip.findings.learning import Learning
 from trustclip.findings.shadows import Matrix, matrix, mean_metrics
 from trustclip.report.tables import NOTHING, Cell, Table, TableRow
 from trustclip.stats import Difference, Interval
-from trustclip.stats.power import many
-from trustclip.support.text import bracket, percent, signed, title_of
+from trustclip.support.text import bracket, percent, plural, signed, title_of
 
 #: Headings of benchmarks, by the name of their task.
 TITLES = {"amc23": "AMC2023", "aime24": "AIME2024", "aime25": "AIME2025"}
@@ -158,7 +157,7 @@ def comparison_table(compared: Sequence[Compared], key: str) -> Table | None:
     by = units([c.group for c in compared], seeds=seeds)
     family = len([c for c in compared if c.difference is not None and c.p_holm == c.p_holm])
     notes = [f"Final evaluations are paired by {by}."] if by else []
-    notes.append(f"Holm's correction counts {many(family, 'comparison')}.")
+    notes.append(f"Holm's correction counts {plural(family, 'comparison')}.")
     if any(c.detectable < 1 for c in compared):
         notes.append("Detectable is the gap (points) that these runs find in 4 of 5 cases.")
     if any(c.step is not None for c in compared):

@@ -173,7 +173,7 @@ def verdict(
       >>> verdict(Difference(0.052, 0.02, 0.08, 0.001), Required(8, 143, 5, 0.04, "seeds"))
       'A is better than B by 5.2 points [+2.0, +8.0] (p = 0.001)'
     """
-    samples, problems = many(budget.samples, "sample"), many(budget.problems, "problem")
+    samples, problems = _many(budget.samples, "sample"), _many(budget.problems, "problem")
     better, worse = names if difference.value > 0 else names[::-1]
     points, bounds = f"{abs(difference.value) * 100:.1f} points", _bounds(difference)
     if abs(difference.value) < 1e-12:
@@ -189,7 +189,7 @@ def verdict(
     limit = {
         "samples": f"{samples} per problem",
         "problems": problems,
-        "seeds": f"{many(budget.seeds, 'seed')} per method",
+        "seeds": f"{_many(budget.seeds, 'seed')} per method",
     }[budget.limit]
     if isnan(budget.detectable):
         return f"{unclear} {samples} on {problems}"
@@ -209,8 +209,7 @@ def _bounds(difference: Difference) -> str:
     return f" [{100 * low:+.1f}, {100 * high:+.1f}]"
 
 
-def many(count: int, noun: str) -> str:
-    """A number of things in words."""
+def _many(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("" if count == 1 else "s")
 
 

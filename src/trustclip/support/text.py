@@ -68,6 +68,11 @@ def join_words(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
+def plural(count: int, noun: str) -> str:
+    """A number of things in words: 1 seed, 3 seeds."""
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
 def title_of(metric: str) -> str:
     """Heading of a metric.
 

@@ -12,7 +12,7 @@ from trustclip.findings.run import of_run
 from trustclip.logs.reader import read_run
 from trustclip.support.lock import only_process
 from trustclip.support.terminal import announce, print_table, warn
-from trustclip.support.text import interval_text
+from trustclip.support.text import interval_text, plural
 from trustclip.train.checks import absent
 from trustclip.train.data import (
     data_table,
@@ -117,8 +117,7 @@ def _report(run: RunDirectory, console: Console) -> None:
         console.print(f"gain, paired by problem: {gain} points", highlight=False)
         conclude_scores(run.path, console)
     if notices := summary.get("notices"):
-        several = "s" * (len(notices) > 1)
-        text = f"{len(notices)} warning{several} during training: trustclip explain {run.path}"
+        text = f"{plural(len(notices), 'warning')} during training: trustclip explain {run.path}"
         warn(console, text)
     console.print(f"model in {run.final}", highlight=False)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trustclip.cli.arguments import changes_of, file_of, given, parse, print_help, require, taken
-from trustclip.cli.commands.stored import Grade
 from trustclip.support.marks import Argument
 from trustclip.support.settings import Source
 from trustclip.support.terminal import Terminal, say
@@ -130,6 +129,8 @@ def rl(argv: Sequence[str]) -> int | None:
 def evaluate(argv: Sequence[str]) -> None:
     rest, graded = taken(argv, "--grade")
     if graded:
+        from trustclip.cli.commands.stored import Grade
+
         return parse(Grade, rest, "eval --grade")()
     _work("eval", settings(stages.EvalSettings, argv, "eval"))
 

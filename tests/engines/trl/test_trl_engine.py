@@ -356,6 +356,9 @@ def test_what_cannot_be_honoured_is_refused(tmp_path, settings, words):
         assert word in str(error.value)
 
 
-def test_a_plain_config_is_refused(tmp_path):
+def test_a_config_and_a_trainer_that_do_not_belong_together_are_refused(tmp_path):
     with pytest.raises(ValueError, match="ConstrainedGRPOConfig"):
         build(tmp_path, GRPOConfig)
+    theirs = build(tmp_path, trainer_class=GRPOTrainer)
+    with pytest.raises(ValueError, match="which `ConstrainedGRPOTrainer` alone"):
+        theirs.train()

@@ -44,6 +44,9 @@ REPLACED = {
     "vespo_lambda_neg": "method={'name': 'vespo', 'lambda_negative': ...}",
 }
 
+#: A level that TRL's own trainer refuses at its first loss: it would train with its own clip.
+_LEVEL = "the method's, which `ConstrainedGRPOTrainer` alone trains with"
+
 #: Integer settings and their minimum.
 _AT_LEAST = {"inert_patience": 1, "exact_kl_every": 0, "candidates": 0, "num_iterations": 1}
 
@@ -99,6 +102,7 @@ class ConstrainedGRPOConfig(GRPOConfig):
     # `str` must come second: Transformers' HfArgumentParser parses the flag as that type.
     method: Method | str | dict[str, Any] | None = config_field("method")
     allow_inert: bool = config_field("allow_inert")
+    importance_sampling_level: str = _option(_LEVEL, "Leave it out: the method has the level.")
     inert_patience: int = _option(50, "Warn after this many updates in which no token was gated.")
 
     head: _HEADS = _option("auto", "Output head to use: auto, trustclip or trl.")
@@ -124,6 +128,8 @@ class ConstrainedGRPOConfig(GRPOConfig):
             allowed = get_args(kinds)
             if getattr(self, name) not in allowed:
                 raise ValueError(unknown(name, getattr(self, name), allowed))
+        if self.importance_sampling_level == "token":  # TRL's default
+            self.importance_sampling_level = _LEVEL
         self.method = chosen = as_method("atr" if self.method is None else self.method)
         self.shadows = shadows(self.shadows or (), chosen, supply(self))  # type: ignore[assignment]
         if problems := [*_not_honoured(self, chosen)]:

@@ -214,12 +214,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
             raise ValueError(f"head='trustclip' cannot serve this model: {reason}. Use 'auto'.")
         return None
 
-    def get_train_dataloader(self) -> Any:
-        loader: Any = super().get_train_dataloader()
-        if self.accelerator.device.type == "cpu":
-            loader.device = None  # a batch holds texts only; moving it would search it for tensors
-        return loader
-
     # -- generating: samples, the policy that made them, rewards -----------------------------------
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:

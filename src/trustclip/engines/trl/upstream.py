@@ -74,7 +74,7 @@ def announced(args: Any, method: Method) -> Iterator[None]:
     own = getattr(method, "level", "token")
     level = own if twin is None else twin.get("importance_sampling_level", "token")
     original = args.importance_sampling_level, args.beta
-    args.importance_sampling_level = "sequence" if level == "sequence" else original[0]
+    args.importance_sampling_level = "sequence" if level == "sequence" else "token"
     args.beta = args.beta or float("logp_ref" in method.requires)
     try:
         yield

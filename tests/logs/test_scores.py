@@ -236,6 +236,10 @@ def test_a_curve_is_one_number_by_the_rule_that_was_named(tmp_path):
     assert "clustered by seed." in page.figures[0].caption and "by seed." in page.tables[0].notes[0]
     (_,), text = compared(written(tmp_path / "short.csv", rows[:-1]), by="area")
     assert "scores/b-4: its steps are 0 to 90, others 0 to 100." in text
+    tens = [{**row, "score": 10 * row["score"]} for row in rows]
+    (of_tens,), text = compared(written(tmp_path / "tens.csv", tens), by="area")
+    assert 100 * gap(of_tens).value == pytest.approx(10 * gap(found).value)
+    assert "Scores are in their own unit." in text and text.count("not shares of 1") == 1
     answers = [{**row, "problem": f"q{i}", "score": int(row["score"] > 0.3 + 0.02 * i)}
                for row in rows for i in range(5)]  # fmt: skip
     right = {run: sum(values > 0.3 + 0.02 * i for i in range(5)) / 5
@@ -290,6 +294,7 @@ def test_offline_runs_of_wandb_are_curves(tmp_path, monkeypatch):
         ("arm,problem,score\na,1,1\nb,2,1\n", "were evaluated on different problems"),
         ("arm,problem\na,1\n", "none is called `score`"),
         ("arm,step,score\na,1,0.5\na,1,0.6\nb,1,0.5\n", "seed 0, has two values at step 1; name"),
+        ("arm,step,score\na,1.0,0.5\nb,1.5,0.6\n", "row 2: the step '1.5' is no whole number"),
         ("arm,problem,score\né,1,1\n".encode("latin-1"), "cannot be read as CSV in UTF-8"),
         ("arm,problem,score\na,1,1\n".encode("utf-16"), "cannot be read as CSV in UTF-8"),
         ("arm,problem,score\na,1,1\nb,1,\n", "every answer is lost"),

@@ -279,7 +279,7 @@ def cautions(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[
     yield from _collapses(trained)
     if overlapping := {name: n for name, g in _with_names(groups) if (n := trained_on(g))}:
         each = join_words([f"{name} ({n} training problems)" for name, n in overlapping.items()])
-        text = f"Test problems were in the training data: {each}. See the clean scores."
+        text = f"Test problems were in the training data: {each}. Their scores may be memory."
         yield Finding("scores/contaminated", "fault", text, overlapping)
     pairs = [[*one.reference.scored, *one.group.scored] for one in compared]
     yield from {caution.sentence: caution for pair in pairs for caution in unlike(pair)}.values()

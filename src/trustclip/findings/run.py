@@ -63,9 +63,8 @@ def _subject(course: Course) -> Finding:
     elif run.method is None:
         steps = max((row["step"] for row in run.metrics.get("sft", ())), default=0)
         tuned = f"{steps} steps" if steps and not run.evaluations else "an evaluation"
-        many = f"{run.last_step} updates" if rows else tuned
-        state = state if rows else ""
-        text = f"{run.name}: {run.command} of {run.model}, {many}{state}. It has no constraint."
+        many = f"{plural(run.last_step, 'update')}{state}" if rows else tuned
+        text = f"{run.name}: {run.command} of {run.model}, {many}. It has no constraint."
     else:
         none = "its log holds no update" if run.finished else "no update logged yet"
         many = f"{plural(run.last_step, 'update')}{state}" if rows else none

@@ -51,13 +51,12 @@ def log_of(
             for question in questions
             if not known & {*question.get("unless", ())}
         ]
-    if not settings and trainer is not None:
-        unknown.append(f"settings such as {names.TABLE[trainer]['such_as']}")
-    elif not settings:
-        unknown.append("settings: the log has none")
+    if not settings:
+        such = f" such as {names.TABLE[trainer]['such_as']}" if trainer else ": the log has none"
+        unknown.append(f"settings{such}")
     return Log(
         path, whose or "unknown trainer", kind, rows, settings, updates, unknown=unknown,
-        remarks=[*remarks, *more], two_policies=whose in names.TWO_POLICIES,
+        remarks=[*remarks, *more], two_policies="two_policies" in names.TABLE.get(whose or "", {}),
     )  # fmt: skip
 
 

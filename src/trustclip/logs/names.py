@@ -34,8 +34,6 @@ VALUES = {trainer: part["names"] for trainer, part in TABLE.items() if "marks" i
 _NEGATIVE = _of_each("negative").keys()
 #: These are logged as the share of the other tokens, 1 minus ours.
 _COMPLEMENT = _of_each("complement").keys()
-#: These trainers measure the ratio from the sampler; there is no third policy.
-TWO_POLICIES = {trainer for trainer, part in TABLE.items() if part.get("two_policies")}
 #: Only one trainer has these names; and these are ours, too.
 _MARKS, _SHARED = _of_each("marks"), _of_each("shared")
 

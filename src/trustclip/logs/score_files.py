@@ -247,8 +247,8 @@ def _of_row(
         raise ValueError(f"{where} names no problem.")
     if step is not None:
         try:
-            step = int(float(step))
-        except (ValueError, TypeError, OverflowError):
+            step = int(str(step).removesuffix(".0"))  # a whole number in a column of floats
+        except ValueError:
             raise ValueError(f"{where}: the step {str(step)[:40]!r} is no whole number.") from None
     of_curve = problem is None
     arm = part("arm")

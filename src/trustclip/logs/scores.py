@@ -19,6 +19,8 @@ from trustclip.logs.run import OF_RUN, Evaluation, Run
 from trustclip.stats.curves import area
 from trustclip.support.names import some
 
+#: What a run of such values is said to have, once in a comparison.
+OWN_UNIT = "values are not shares of 1, and stand in their own unit"
 #: Scores in words: of tables, and of Inspect.
 WORDS = {"true": 1.0, "false": 0.0, "c": 1.0, "i": 0.0, "p": 0.5, "n": 0.0}
 #: Most scores of a table that are kept.
@@ -175,15 +177,15 @@ def _runs_of_curves(
     points: Mapping[tuple[str, Any, str], Mapping[int, float]], choice: Choice
 ) -> list[Run]:
     """Runs with one number each, by the rule that was chosen beforehand."""
-    outside = any(not 0 <= value <= 1 for curve in points.values() for value in curve.values())
+    shares = all(0 <= value <= 1 for curve in points.values() for value in curve.values())
+    unit = 1 if shares else 100
     found: dict[tuple[str, Any], dict[str, Mapping[int, float]]] = {}
     for (arm, seed, name), curve in points.items():
-        unit = 100 if outside else 1
         found.setdefault((arm, seed), {})[name] = {at: v / unit for at, v in curve.items()}
     ((first, last), _), *_ = Counter((min(c), max(c)) for c in points.values()).most_common()
     runs = []
     for run, curves in found.items():
-        said = ["values are not shares of 1: they stand in their own unit, not percent"] * outside
+        said = [] if shares else [OWN_UNIT]
         for curve in curves.values():
             if (min(curve), max(curve)) != (first, last):
                 said.append(f"its steps are {min(curve)} to {max(curve)}, others {first} to {last}")

@@ -17,6 +17,7 @@ from trustclip.findings.run import of_run
 from trustclip.logs.choice import Choice
 from trustclip.logs.reader import Run, find, read_run
 from trustclip.logs.score_files import own_paths, read_all
+from trustclip.logs.scores import OWN_UNIT
 from trustclip.report.draw.plots import forest_figure
 from trustclip.report.results import p_text
 from trustclip.report.tables import latex_text
@@ -64,7 +65,10 @@ def print_comparison(
             raise ValueError(f"the runs of {group.label} have different numbers of samples.")
     by_kind = {kind: compare(groups, kind) for kind in ("mean", "pass")}
     comparisons = [one for those in by_kind.values() for one in those]
-    notes = [f"{run.path}: {remark}." for run in runs for remark in run.remarks]
+    notes = [
+        f"{some([run.path for run in runs if remark in run.remarks])}: {remark}."
+        for remark in dict.fromkeys(remark for run in runs for remark in run.remarks)
+    ]
     notes += [caution.text for caution in cautions(groups, comparisons)]
     if figure is not None:
         _draw(groups, by_kind["mean"], figure)
@@ -157,8 +161,9 @@ def _heading(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]])
     names = [title_of(those[0].metric) for those in by_kind.values() if those]
     apart = f", and those in {names[1]} apart" if len(names) > 1 else ""
     holm = f"Holm's correction counts {plural(tests, 'comparison')} in {names[0]}{apart}"
+    unit = "their own unit" if OWN_UNIT in groups[0].runs[0].remarks else "percent"
     return (
-        f"Scores{at} are in percent. Differences are to {groups[0].label}{how}. Brackets hold "
+        f"Scores{at} are in {unit}. Differences are to {groups[0].label}{how}. Brackets hold "
         f"{100 * LEVEL:.0f} % intervals. {holm if tests else 'No test is possible'}."
     )
 
@@ -166,7 +171,8 @@ def _heading(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]])
 def _table(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]]) -> Table:
     """A row for each score and method; of several tasks first the average, then each."""
     lost = any(group.lost for group in groups)
-    heads = "score", "task", "method", "seeds", *(["lost"] * lost), "%", "difference", "p (Holm)"
+    unit = "value" if OWN_UNIT in groups[0].runs[0].remarks else "%"
+    heads = "score", "task", "method", "seeds", *(["lost"] * lost), unit, "difference", "p (Holm)"
     table = Table(*(Column(head, overflow="fold") for head in heads), box=None, pad_edge=False)
     tasks = groups[0].evaluations("final")[0].tasks
     for kind, comparisons in by_kind.items():
@@ -263,8 +269,8 @@ def explain(folder: Path) -> list[str]:
     """
     folders = list(find([folder]))
     if len(folders) > 1:
-        names = ", ".join(path.name for path in folders[:5])
-        raise ValueError(f"{folder} contains {len(folders)} runs; choose one: {names}.")
+        each = some([path.name for path in folders])
+        raise ValueError(f"{folder} contains {len(folders)} runs; choose one: {each}.")
     run = read_run(folders[0])
     if run.silence:
         raise ValueError(run.silence)

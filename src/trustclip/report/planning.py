@@ -124,14 +124,13 @@ def print_power(
         raise ValueError(f"`comparisons` is a number of methods, 1 or more; got {comparisons}.")
     plans = pilot_comparisons(group_runs(read_all(paths, choice or Choice())))
     count = comparisons or max(1, len({one.names for one in plans}))
-    level = 1 - 0.05 / count
     console.print(
         f"So many seeds find {gap:g} points with {100 * power:g} % power, on these problems, by a "
         f"two-sided test at 5 % over {plural(count, 'comparison')} (Holm's strictest level). "
         "Brackets hold what the pilot's 95 % interval of the standard deviation allows.",
         highlight=False,
     )
-    print_table(console, _table(plans, gap / 100, level, power), keys=2)
+    print_table(console, _table(plans, gap / 100, 1 - 0.05 / count, power), keys=2)
     for text in _notes(plans):
         console.print(text, highlight=False)
     return plans
@@ -147,8 +146,7 @@ def _table(plans: Sequence[PilotComparison], gap: float, level: float, power: fl
             count = seeds_for(std, gap, paired=paired, level=level, power=power)
             return "> 100000" if isinf(count) else f"{count:.0f}"
 
-        named = " − ".join(one.names)
-        named = named if len(one.names) > 1 else f"two like {named}"
+        named = " − ".join(one.names) if len(one.names) > 1 else f"two like {one.names[0]}"
         pilot = f"{one.seeds} {'pairs' if one.spread.paired else 'runs'}"
         cells = [f"{100 * sd.value:.1f} [{100 * sd.low:.1f}, {100 * sd.high:.1f}]"]
         cells.append(f"{seeds(sd.value)} [{seeds(sd.low)}, {seeds(sd.high)}]")

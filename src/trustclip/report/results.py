@@ -16,10 +16,6 @@ from trustclip.support.text import bracket, percent, plural, signed, title_of
 TITLES = {"amc23": "AMC2023", "aime24": "AIME2024", "aime25": "AIME2025"}
 #: A column of scores: task (None for the average) and metric, such as ``"mean@8"``.
 Column = tuple[str | None, str]
-OPTIMISTIC = (
-    "Parentheses hold the best evaluation of each column, selected on the test problems as in the "
-    "paper. It is optimistic and not a basis for comparisons."
-)
 
 
 def columns(groups: Sequence[Group]) -> list[Column]:
@@ -74,7 +70,10 @@ def single_table(groups: Sequence[Group]) -> Table | None:
     by = units(groups, seeds=any(len(group.scored) > 1 for group in groups))
     notes = [f"Brackets hold 95 % intervals, clustered by {by}."]
     if any(cell.text.endswith(")") for row in rows if row.kind == "ours" for cell in row.cells):
-        notes.append(OPTIMISTIC)
+        notes.append(
+            "Parentheses hold the best evaluation of each column, selected on the test problems as "
+            "in the paper. It is optimistic and not a basis for comparisons."
+        )
     if any(cell.strong for row in rows for cell in row.cells):
         notes.append("The highest value of a column is bold; the differences are tested below.")
     if len(groups) > 1 and all(map(_one_training, groups)):
@@ -126,8 +125,7 @@ def repeated_table(groups: Sequence[Group]) -> Table | None:
             NOTHING if e is None else Cell(f"{percent(e.value, 2)} ± {percent(e.std, 2)}")
             for e in scores
         ]
-        note = f"{len(group.scored)} seeds"
-        rows.append(TableRow(label, cells, "ours", note, group.series))
+        rows.append(TableRow(label, cells, "ours", f"{len(group.scored)} seeds", group.series))
     notes = ["Cells are mean ± sample standard deviation (divisor n − 1) over seeds."]
     return Table("seeds", "Final scores over seeds, percent", "method", head_of(cols), rows, notes)
 

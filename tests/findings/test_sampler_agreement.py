@@ -131,10 +131,10 @@ def test_before_the_first_update_a_run_records_the_verdict_once(tmp_path, capsys
         run = RunDirectory(tmp_path / str(notices), "demo", DemoSettings())
         first = begun(run)
         assert first is not None
-        first(Pairs(z[:3, 0], z[:3, 0]))  # too few to judge: the next ones may do
+        first(Pairs(z[:3, 0], z[:3, 0]))  # too few to judge
+        assert not run.logged() and begun(run, step=4) is None  # nor is a later update judged
         first(pairs(said, said, z))
         assert [row["stage"] for row in run.logged()] == ["sampler", *["notice"] * notices]
-        assert begun(run, run.cursor()) is None  # resumed after a checkpoint of these rows
         again = begun(run)  # resumed before the first checkpoint: the rows are cut off
         assert again is not None and not run.logged()
         again(pairs(said, said, z))
@@ -142,14 +142,14 @@ def test_before_the_first_update_a_run_records_the_verdict_once(tmp_path, capsys
     assert "temperature" in capsys.readouterr().out
 
 
-def begun(run: RunDirectory, cursor: Any = None) -> Any:
-    """What listens to the first completions of a training that begins after a cut."""
+def begun(run: RunDirectory, step: int = 0) -> Any:
+    """What listens to the first completions of a training that begins at an update."""
     from rich.console import Console
 
     trainer = SimpleNamespace(mismatch=Mismatch())
     first = FirstCompletions(run, Console(), trainer)
-    run.rewind(cursor or {})
-    first.on_train_begin(None, None, None)
+    run.rewind({})
+    first.on_train_begin(None, SimpleNamespace(global_step=step), None)
     return trainer.mismatch.listener
 
 

@@ -53,11 +53,8 @@ class RecipeData:
     overlap: dict[str, Any]  # by stage, what `exclude_tests` reports, for summary.json
 
 
-# Bad rows go to the ``quarantine.jsonl`` of a run; without a run they are not recorded.
-
-
 def recipe_problems(recipe: Recipe, run: RunDirectory | None = None) -> RecipeData:
-    """Load all problems of a recipe and keep training and test problems apart."""
+    """Load all problems of a recipe, training and test problems apart; bad rows go to the run."""
     tests = {} if recipe.eval is None else test_problems(recipe.eval, run)
     training, overlap = training_data(recipe.training, run, tests)
     tuning: list[Problem] = []
@@ -284,7 +281,7 @@ def test_problems(settings: EvalStage, run: RunDirectory | None = None) -> dict[
                 selection=_selection(settings),
             )
         tasks[label] = problems[: settings.limit]
-        check_columns(settings.rewards, columns_of(problems[0]), name, settings.columns)
+        check_columns(settings.rewards, columns_in(problems), name, settings.columns)
     return tasks
 
 
@@ -299,8 +296,12 @@ def _selection(settings: RLStage | EvalStage) -> RowSelection:
 
 def check_data(problems: Sequence[Problem], settings: RLStage) -> None:
     """Refuse problems without a column that the rewards read, before a model loads."""
-    columns = columns_of(problems[0])
-    check_columns(settings.rewards, columns, settings.dataset, settings.columns)
+    check_columns(settings.rewards, columns_in(problems), settings.dataset, settings.columns)
+
+
+def columns_in(problems: Sequence[Problem]) -> dict[str, None]:
+    """The columns that at least one of the problems has, each None."""
+    return dict.fromkeys(name for problem in problems for name in columns_of(problem))
 
 
 def columns_of(problem: Problem) -> dict[str, Any]:
@@ -319,7 +320,8 @@ def data_table(problems: Sequence[Problem], style: PromptStyle) -> Any:
     from datasets import Dataset
     from pyarrow import ArrowException
 
-    rows = [training_row(problem, style) for problem in problems]
+    absent = columns_in(problems)  # a table has the columns of its first row alone
+    rows = [absent | training_row(problem, style) for problem in problems]
     try:
         return Dataset.from_list(rows)
     except (ArrowException, TypeError, OverflowError) as error:

@@ -9,7 +9,7 @@ import pytest
 from trustclip.train.problems.alike import tokenize
 from trustclip.train.problems.decontaminate import Decontaminate, by_state, decontaminate
 from trustclip.train.problems.problem import Problem
-from trustclip.train.problems.sources import load_problems
+from trustclip.train.problems.sources import RowSelection, load_problems
 
 ORCHARD = (
     "An orchard has $14$ rows of apple trees. Every row holds $23$ trees, and each tree gives "
@@ -162,7 +162,7 @@ def command(tmp_path: Path, **options: Any) -> Decontaminate:
     rows = {
         "train": [
             {"id": "a", "problem": text, "answer": "18354", "solution": "14*23*57"},
-            {"id": "b", "problem": "求 1+2", "answer": "3", "solution": "count"},
+            {"id": "b", "problem": "求 1+2", "answer": "3", "solution": "count", "t": [1]},
             {"id": "c", "problem": "no answer"},
         ],
         "test": [{"id": "x", "problem": text, "answer": "18354.0"}, {"problem": "q", "answer": 1}],
@@ -187,7 +187,8 @@ def test_command_writes_report_clean_set_and_quarantine(tmp_path, capsys):
     assert report["pairs"][0] | {"similarity": 1.0} == {
         "test_id": "x", "train_id": "a", "similarity": 1.0, "same_answer": True, "copy": True
     }  # fmt: skip
-    assert load_problems(str(clean)) == [Problem("b", "求 1+2", "3", "count")]
+    kept = load_problems(str(clean), selection=RowSelection(further=True))
+    assert kept == [Problem("b", "求 1+2", "3", "count", {"t": [1]})]
     (bad,) = (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()
     assert json.loads(bad)["line"] == 3
 

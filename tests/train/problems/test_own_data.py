@@ -7,7 +7,7 @@ import pytest
 from commands import trustclip
 
 from trustclip.train.checks import complaints
-from trustclip.train.data import data_table
+from trustclip.train.data import check_data, data_table
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.prompts import STYLES
 from trustclip.train.problems.sources import RowSelection, load_problems
@@ -54,23 +54,27 @@ def test_a_hub_set_with_splits_and_parts_of_splits(hub):
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
 def test_columns_of_a_file_and_a_wrong_one(tmp_path, suffix):
-    flat = datasets.Dataset.from_list([{"ask": r["ask"], "gold": r["level"]} for r in ROWS])
+    flat = datasets.Dataset.from_list([{"ask": r["ask"], "to.gold": r["level"]} for r in ROWS])
     path = str(tmp_path / f"mine.{suffix}")
     getattr(flat, {"jsonl": "to_json"}.get(suffix, f"to_{suffix}"))(path)
-    columns = {"prompt": "ask", "answer": "gold"}
+    columns = {"prompt": "ask", "answer": "to.gold"}
     first = load_problems(path, selection=RowSelection(columns))[0]
     assert first == Problem("mine-1" if suffix != "csv" else "mine-2", "What is 0+1?", "0")
+    with pytest.raises(ValueError, match=rf"mine.{suffix}@\[99:\] has no usable problem"):
+        load_problems(f"{path}@[99:]", selection=RowSelection(columns))
     kept = load_problems(
-        path, selection=RowSelection({"prompt": "ask", "hard": "gold"}, False, True)
+        path, selection=RowSelection({"prompt": "ask", "hard": "to.gold"}, False, True)
     )[1]
     assert {k: int(v) for k, v in kept.columns.items()} == {"hard": 1} and kept.answer == ""
-    wrong = rf"mine.{suffix}: `columns` takes prompt from 'aks'.*mean 'ask'\? Columns: ask, gold\."
+    wrong = (
+        rf"mine.{suffix}: `columns` takes prompt from 'aks'.*mean 'ask'\? Columns: ask, to.gold\."
+    )
     with pytest.raises(ValueError, match=wrong):
         load_problems(path, selection=RowSelection({"prompt": "aks"}))
     with pytest.raises(ValueError, match="`columns` takes hard from 'levl'"):
         load_problems(path, selection=RowSelection({**columns, "hard": "levl"}))
     with pytest.raises(
-        ValueError, match=r"the row has ask, gold: name the one to take in `columns`"
+        ValueError, match=r"the row has ask, to.gold: name the one to take in `columns`"
     ):
         load_problems(path)
 
@@ -111,3 +115,6 @@ def test_a_column_of_two_types_is_named(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"the column 'a' .* several types \(int, str\)"):
         table({"a": 1, "b": 2}, {"a": "one", "b": 3})
     assert table({"a": 1}, {"a": None}).column_names == ["a", "answer", "id", "prompt"]
+    later = table({}, {"a": 1})  # a column that the first row lacks
+    assert later["a"][:] == [None, 1]
+    check_data([Problem("0", "1+0", ""), Problem("1", "1+1", "2")], RLStage(dataset="a.csv"))

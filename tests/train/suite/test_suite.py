@@ -19,6 +19,7 @@ from rich.console import Console
 
 from trustclip import method, stats
 from trustclip.cli.commands.experiments import settings
+from trustclip.support.consent import consent
 from trustclip.support.jsonl import append_jsonl, plain, read_jsonl
 from trustclip.support.lock import only_process
 from trustclip.support.stops import TOGETHER
@@ -176,6 +177,12 @@ def test_a_method_has_settings_of_its_own(folder):
     rates = {run.label: run.settings["rl"]["learning_rate"] for run in runs}
     assert rates == {"atr": 0.5, "clip": 0.125, "none": 0.25}
     assert len({run.setting for run in runs}) == 1 and len(runs) == 6
+    name = "trustclip.train.problems.verify.functions:FormatReward"
+    few = {"methods": {"clip": {"name": "clip"}}, "seeds": [0]}
+    folder.write(method_changes={"clip": {"rl.reward": name}}, **few)
+    with consent(name):
+        folder.run()
+    assert f"suite {folder.file} --allow-code`" in (folder.out / "table.md").read_text()
 
 
 @pytest.mark.parametrize("policy", [None, 11, "run"])

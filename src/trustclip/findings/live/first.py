@@ -17,7 +17,7 @@ class FirstCompletions(TrainerCallback):
     """Compares sampler and trainer before the first update of a run, and records the verdict.
 
     A row of ``metrics.jsonl`` with ``"stage": "sampler"`` holds it; one that is not harmless is a
-    notice as well, and is printed. A resumed run whose rows hold a verdict is not compared again.
+    notice as well, and is printed. A run that resumes after an update is not compared again.
     The trainer is one that records (`trustclip.engines.trl.recording.records.Recorded`).
     """
 
@@ -25,8 +25,8 @@ class FirstCompletions(TrainerCallback):
         self._run, self._console, self._trainer = run, console, trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Listen, unless the rows that this training goes on from hold a verdict."""
-        if self._run.leads and not any(row.get("stage") == "sampler" for row in self._run.logged()):
+        """Listen, unless an update has been made: the first one is judged, or had few tokens."""
+        if self._run.leads and state.global_step == 0:
             self._trainer.mismatch.listener = self
 
     def __call__(self, pairs: Pairs) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 from trustclip.support.checked import UpToOne, Whole, checked
-from trustclip.support.jsonl import write_json, write_text
+from trustclip.support.jsonl import plain, write_json, write_text
 from trustclip.support.marks import Dotted, Metavar
 from trustclip.train.problems.alike import Tokens, bare, tokenize
 from trustclip.train.problems.problem import Problem
@@ -190,7 +190,7 @@ class Decontaminate:
     out: Path
     """JSON report: ids of test problems with copies, with near ones, clean ones; all pairs."""
     write_clean: Path | None = None
-    """JSON-lines file for the training problems that are no copies of test problems."""
+    """JSON-lines file for the training problems that are no copies, with all of their columns."""
     columns: Annotated[dict[str, str], Dotted(), Metavar("VALUE")] = field(default_factory=dict)
     """Columns that hold the parts of a problem, in both sources, as in --columns.problem text."""
     near: bool = False
@@ -213,7 +213,7 @@ class Decontaminate:
             load_problems,
             max_bad_rows=self.max_bad_rows,
             quarantine=quarantine,
-            selection=RowSelection(self.columns),
+            selection=RowSelection(self.columns, further=True),
         )
         train, test = load(self.train, use="train"), load(self.test, use="test")
         pairs = decontaminate(train, test, threshold=self.threshold)
@@ -228,10 +228,10 @@ class Decontaminate:
             left_out = {pair.train_id for pair in pairs if self.near or pair.copy}
             clean = [problem for problem in train if problem.id not in left_out]
             rows = (
-                {key: value for key, value in asdict(problem).items() if value not in (None, {})}
-                for problem in clean
+                plain(one.columns) | {k: v for k, v in vars(one).items() if isinstance(v, str)}
+                for one in clean
             )
-            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            text = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
             self.write_clean.parent.mkdir(parents=True, exist_ok=True)
             write_text(self.write_clean, text)
             print(f"{len(clean)} training problems are left: {self.write_clean}")

@@ -33,7 +33,7 @@ _NUMERIC = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re
 class Fields:
     """Columns that may hold the parts of a row: the first one present and not null is taken.
 
-    A dot enters a nested column: ``"reward_model.ground_truth"``.
+    A dot enters a nested column, unless it is part of a name: ``"reward_model.ground_truth"``.
 
     Args:
       id: names of the identifier.
@@ -290,7 +290,7 @@ def _first(row: Mapping[str, Any], names: tuple[str, ...], part: str) -> Any:
 def _lookup(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     for name in names:
         value: Any = row
-        for part in name.split("."):
+        for part in [name] if name in row else name.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         if value is not None:
             return value

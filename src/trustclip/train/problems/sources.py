@@ -131,7 +131,7 @@ def load_problems(
     problems = list(collector.problems.values())[:limit]
     bad_rows, duplicates = collector.bad_rows, collector.duplicates
     if not problems:
-        raise ValueError(f"{file} has no usable problem: {_first_reasons(bad_rows)}")
+        raise ValueError(f"{source} has no usable problem: {_first_reasons(bad_rows)}")
     if bad_rows or duplicates:
         text = "%s: bad rows left out: %d; identical repeats left out: %d"
         _logger.warning(text, file, len(bad_rows), duplicates)
@@ -198,7 +198,7 @@ class _Collector:
     def check_columns(self) -> None:
         """Refuse a column of the user's that no row has."""
         for part, name in self.selection.columns.items():
-            if self.columns and name.partition(".")[0] not in self.columns:
+            if self.columns and not self.columns & {name, name.partition(".")[0]}:
                 near = nearest(name, self.columns)
                 hint = f" Did you mean {near!r}?" if near else ""
                 raise ValueError(

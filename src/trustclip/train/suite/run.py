@@ -77,7 +77,8 @@ def run_suite(
 
     with only_process(suite.out):
         write_text(suite.out / "suite.yaml", _yaml(suite.resolved()))
-        line = f"trustclip suite {shlex.quote(str(path))}{_consent(dict(suite.methods))}"
+        allowed = _consent([job.settings for job in suite.jobs])
+        line = f"trustclip suite {shlex.quote(str(path))}{allowed}"
         return _Suite(suite, console, slots, start, line).run()
 
 

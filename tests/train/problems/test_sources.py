@@ -16,7 +16,7 @@ from trustclip.train.problems import files, rows
 from trustclip.train.problems.hub import HUB_SOURCES
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.rows import DAPO_PREFIX, DAPO_SUFFIX, clean_answer
-from trustclip.train.problems.sources import TooManyBadRows, load_problems
+from trustclip.train.problems.sources import RowSelection, TooManyBadRows, load_problems
 
 load_tests = partial(load_problems, use="test")
 
@@ -299,6 +299,12 @@ def test_repeats_are_dropped_and_contradictions_quarantined(tmp_path, caplog):
         (6, "same problem with answers '1' and '5'"),
     ]
     assert "bad rows left out: 3; identical repeats left out: 2" in caplog.text
+    rows = [{"problem": "1+2", "answer": gold, "tests": test} for gold, test in
+            (("3", "x"), ("3", "y"), ("3", "x"), (3.0, "y"))]  # fmt: skip
+    path = write_jsonl(tmp_path / "tests.jsonl", rows)
+    assert len(read(path).problems) == 1  # no reward reads the other column
+    kept = load_problems(str(path), selection=RowSelection(further=True))
+    assert [problem.columns for problem in kept] == [{"tests": "x"}, {"tests": "y"}]
 
 
 def test_too_many_bad_rows_names_count_limit_and_first_reasons(tmp_path):

@@ -179,7 +179,7 @@ class _Collector:
         self._lines: dict[str, int] = {}
         self._answers: dict[str, str] = {}
         self._ids: dict[str, list[str]] = {}
-        self._rows: set[tuple[str, str, str]] = set()
+        self._rows: set[tuple[str, ...]] = set()
 
     def add(self, line: int, row: Any, text: str) -> None:
         try:
@@ -210,25 +210,26 @@ class _Collector:
         text = " ".join(row.problem.split())
         solutions = self.rules.kind == "sft"
         # Before the gold is checked, so that a bad row that occurs a hundred times counts once.
-        repeat = (text, repr(row.answer), row.solution or "" if solutions else "")
+        columns = repr(row.columns)  # of one text with other tests, say, each is a problem
+        repeat = (text, columns, repr(row.answer), row.solution or "" if solutions else "")
         if repeat in self._rows:
             self.duplicates += 1
             return
         self._rows.add(repeat)
         if solutions and not is_numeric(row.answer):
             return
-        answer = ""
-        if row.answer is not None or self.selection.answers:
-            answer = clean_answer(row.answer, integer=self.rules.integer)
+        has_answer = row.answer is not None or self.selection.answers
+        answer = clean_answer(row.answer, integer=self.rules.integer) if has_answer else ""
         if self._answers.setdefault(text, answer) != answer:
             self._contradict(text, answer)
-        if text in self._ids and not solutions:
+        if (text, columns) in self._rows and not solutions:
             self.duplicates += 1
             return
         id = row.id or f"{self.stem}-{line}"
         if id in self._lines:
             raise RowError(f"duplicate id {id!r}, first on line {self._lines[id]}")
         self.problems[id] = Problem(id, row.problem, answer, row.solution, row.columns)
+        self._rows.add((text, columns))
         self._lines[id] = line
         self._ids.setdefault(text, []).append(id)
 

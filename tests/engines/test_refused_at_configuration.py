@@ -32,7 +32,7 @@ LATE = [
 
 #: A value that is not what it seems to be.
 SEEMING = [
-    ("rl.learning_rate", True, "must be a number, not true"),
+    ("rl.learning_rate", True, "must be a number, got True"),
     ("rl.learning_rate", 1e30, "at most 1"),
     ("rl.max_steps", 10**30, "less than or equal to 1000000000"),
     ("eval.k", 10**30, "less than or equal to 1000000000"),

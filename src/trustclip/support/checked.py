@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 def _no_bool(value: object) -> object:
     if isinstance(value, bool):  # pydantic would take true for 1
-        raise ValueError(f"must be a number, not {str(value).lower()}")
+        raise ValueError("must be a number")
     return value
 
 

@@ -146,7 +146,7 @@ def _table(plans: Sequence[PilotComparison], gap: float, level: float, power: fl
             count = seeds_for(std, gap, paired=paired, level=level, power=power)
             return "> 100000" if isinf(count) else f"{count:.0f}"
 
-        named = " − ".join(one.names) if len(one.names) > 1 else f"two like {one.names[0]}"
+        named = ("" if len(one.names) > 1 else "two like ") + " − ".join(one.names)
         pilot = f"{one.seeds} {'pairs' if one.spread.paired else 'runs'}"
         cells = [f"{100 * sd.value:.1f} [{100 * sd.low:.1f}, {100 * sd.high:.1f}]"]
         cells.append(f"{seeds(sd.value)} [{seeds(sd.low)}, {seeds(sd.high)}]")

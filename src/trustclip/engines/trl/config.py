@@ -102,7 +102,6 @@ class ConstrainedGRPOConfig(GRPOConfig):
     # `str` must come second: Transformers' HfArgumentParser parses the flag as that type.
     method: Method | str | dict[str, Any] | None = config_field("method")
     allow_inert: bool = config_field("allow_inert")
-    importance_sampling_level: str = _option(_LEVEL, "Leave it out: the method has the level.")
     inert_patience: int = _option(50, "Warn after this many updates in which no token was gated.")
 
     head: _HEADS = _option("auto", "Output head to use: auto, trustclip or trl.")
@@ -118,6 +117,8 @@ class ConstrainedGRPOConfig(GRPOConfig):
     exact_kl_every: int = _option(0, "Log exact KL every n-th generation; 0: never.")
 
     def __post_init__(self) -> None:
+        if self.importance_sampling_level == _LEVEL:  # of a config's own values
+            self.importance_sampling_level = "token"
         # `activation_checkpointing` is its name from Transformers 5 on.
         named = self.gradient_checkpointing, getattr(self, "activation_checkpointing", None)
         self.checkpoints_unasked = named == (None, None)
@@ -128,12 +129,11 @@ class ConstrainedGRPOConfig(GRPOConfig):
             allowed = get_args(kinds)
             if getattr(self, name) not in allowed:
                 raise ValueError(unknown(name, getattr(self, name), allowed))
-        if self.importance_sampling_level == "token":  # TRL's default
-            self.importance_sampling_level = _LEVEL
         self.method = chosen = as_method("atr" if self.method is None else self.method)
         self.shadows = shadows(self.shadows or (), chosen, supply(self))  # type: ignore[assignment]
         if problems := [*_not_honoured(self, chosen)]:
             raise ValueError("cannot train with these settings: " + " ".join(problems))
+        self.importance_sampling_level = _LEVEL
         acts = Trait.ACTS_ON_POLICY in chosen.traits
         if self.schedule().inert and not (self.allow_inert or acts):
             raise ValueError(self.schedule().explain_inert(chosen.name))

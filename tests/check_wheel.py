@@ -68,7 +68,7 @@ LAB = (
     "theory",
     "tabular --seeds 2 --generations 1 --learning-rates 8 --methods clip",
     "paper",
-    "bench intervals --tokens 64 --repeats 1",
+    "bench gpu --tiny --stages correctness --device cpu --minutes 5 --out gpu",
     "recipes arena-same-trial",
 )
 SUITE = """\

@@ -94,6 +94,21 @@ def test_single_answers_give_the_exact_mcnemar_test(only_a, only_b):
     assert paired_difference(a, b).p == pytest.approx(exact)
 
 
+def test_sampled_sign_flips_agree_with_the_exact_test():
+    a = [[1]] * 30 + [[0]] * 14
+    b = [[0]] * 30 + [[1]] * 14
+    exact = scipy_stats.binomtest(30, 44).pvalue
+    assert paired_difference(a, b).p == pytest.approx(exact, abs=0.004)
+
+
+def test_rare_sign_flips_are_sampled_the_same_each_time():
+    a = [[1]] * 38 + [[0]] * 6
+    b = [[0]] * 38 + [[1]] * 6
+    exact = scipy_stats.binomtest(38, 44).pvalue
+    first, second = (paired_difference(a, b).p for _ in range(2))
+    assert first == second == pytest.approx(exact, rel=0.1) and exact < 1e-5
+
+
 def test_swapping_the_models_mirrors_the_difference():
     a, b = random_answers(11, 8), random_answers(12, 8)
     ab, ba = paired_difference(a, b), paired_difference(b, a)

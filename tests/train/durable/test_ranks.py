@@ -127,7 +127,7 @@ def test_two_ranks_log_what_one_does(runs, name):
                 assert 0 <= row.pop(key) <= 1
         # Quantiles of what the two passes of a policy differ by: nothing but rounding.
         for key in [key for key in a if "sampler/log_ratio_q" in key]:
-            assert b.pop(key) == pytest.approx(a.pop(key), abs=1e-5)
+            assert b.pop(key) == pytest.approx(a.pop(key), abs=2e-6)
         assert b == pytest.approx(a, rel=1e-4, abs=1e-6)
 
 

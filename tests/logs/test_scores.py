@@ -86,6 +86,7 @@ def digits(found: list[Compared]):
              c.detectable) for c in found]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_runs_of_smollm2_give_the_same_digits_through_both_doors(tmp_path):
     ours, _ = compared(*own_folders(tmp_path))
     theirs, text = compared(SMOLLM2, columns=COLUMNS, where="rate=0.000277")
@@ -239,7 +240,13 @@ def test_a_curve_is_one_number_by_the_rule_that_was_named(tmp_path):
     tens = [{**row, "score": 10 * row["score"]} for row in rows]
     (of_tens,), text = compared(written(tmp_path / "tens.csv", tens), by="area")
     assert 100 * gap(of_tens).value == pytest.approx(10 * gap(found).value)
-    assert "Scores are in their own unit." in text and text.count("not shares of 1") == 1
+    assert "Scores are in their own unit." in text and "percent" not in text
+    said = json.loads(compared(tmp_path / "tens.csv", form="json", by="area")[1])
+    assert said["comparisons"][0]["difference"]["value"] == pytest.approx(10 * gap(found).value)
+    assert said["scores"][1]["value"] == pytest.approx(10 * np.mean(ours))
+    page = collect([tmp_path / "tens.csv"], choice=Choice(by="area"))
+    assert {table.title.rpartition(", ")[2] for table in page.tables[:2]} == {"their own unit"}
+    assert page.figures[0].panels[0].x_title == "their own unit"
     answers = [{**row, "problem": f"q{i}", "score": int(row["score"] > 0.3 + 0.02 * i)}
                for row in rows for i in range(5)]  # fmt: skip
     right = {run: sum(values > 0.3 + 0.02 * i for i in range(5)) / 5

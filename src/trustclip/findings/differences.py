@@ -113,12 +113,10 @@ def _of_comparisons(compared: Sequence[Compared]) -> str:
     parts = []
     if lower:
         those = join_words([c.name for c in lower])
-        parts.append(f"{reference} has a higher {metric} than {those}")
+        parts.append(f"{reference} scored higher in {metric} than {those}")
     if higher:
         those = join_words([c.name for c in higher])
-        which = "one" if lower else metric
-        verb = "have" if len(higher) > 1 else "has"
-        parts.append(f"{those} {verb} a higher {which} than {reference}")
+        parts.append(f"{those} scored higher {'' if lower else f'in {metric} '}than {reference}")
     return "; ".join(parts) + "."
 
 

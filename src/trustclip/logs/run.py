@@ -90,6 +90,7 @@ class Run:
     entry: Mapping[str, Any] = field(default_factory=dict)
     log: Log | None = None  # where it was read from another trainer's
     marks: Marks | None = None  # of its settings; None where it has none
+    scale: str = "percent"  # what its scores are shown in, 100 times as large as stored
 
     @property
     def command(self) -> str:

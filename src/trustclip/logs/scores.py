@@ -19,8 +19,6 @@ from trustclip.logs.run import OF_RUN, Evaluation, Run
 from trustclip.stats.curves import area
 from trustclip.support.names import some
 
-#: What a run of such values is said to have, once in a comparison.
-OWN_UNIT = "values are not shares of 1, and stand in their own unit"
 #: Scores in words: of tables, and of Inspect.
 WORDS = {"true": 1.0, "false": 0.0, "c": 1.0, "i": 0.0, "p": 0.5, "n": 0.0}
 #: Most scores of a table that are kept.
@@ -178,18 +176,18 @@ def _runs_of_curves(
 ) -> list[Run]:
     """Runs with one number each, by the rule that was chosen beforehand."""
     shares = all(0 <= value <= 1 for curve in points.values() for value in curve.values())
-    unit = 1 if shares else 100
+    scale, factor = ("percent", 1) if shares else ("their own unit", 100)
     found: dict[tuple[str, Any], dict[str, Mapping[int, float]]] = {}
     for (arm, seed, name), curve in points.items():
-        found.setdefault((arm, seed), {})[name] = {at: v / unit for at, v in curve.items()}
+        found.setdefault((arm, seed), {})[name] = {at: v / factor for at, v in curve.items()}
     ((first, last), _), *_ = Counter((min(c), max(c)) for c in points.values()).most_common()
     runs = []
     for run, curves in found.items():
-        said = [] if shares else [OWN_UNIT]
+        said = []
         for curve in curves.values():
             if (min(curve), max(curve)) != (first, last):
                 said.append(f"its steps are {min(curve)} to {max(curve)}, others {first} to {last}")
-        runs.append(_of_curves(_run(*run, [], said), curves, choice.by))
+        runs.append(replace(_of_curves(_run(*run, [], said), curves, choice.by), scale=scale))
     return runs
 
 

@@ -17,11 +17,10 @@ from trustclip.findings.run import of_run
 from trustclip.logs.choice import Choice
 from trustclip.logs.reader import Run, find, read_run
 from trustclip.logs.score_files import own_paths, read_all
-from trustclip.logs.scores import OWN_UNIT
 from trustclip.report.draw.plots import forest_figure
 from trustclip.report.results import p_text
 from trustclip.report.tables import latex_text
-from trustclip.stats import Interval
+from trustclip.stats import Difference, Interval
 from trustclip.support.jsonl import plain, write_bytes
 from trustclip.support.names import some, unknown
 from trustclip.support.terminal import print_table
@@ -161,17 +160,16 @@ def _heading(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]])
     names = [title_of(those[0].metric) for those in by_kind.values() if those]
     apart = f", and those in {names[1]} apart" if len(names) > 1 else ""
     holm = f"Holm's correction counts {plural(tests, 'comparison')} in {names[0]}{apart}"
-    unit = "their own unit" if OWN_UNIT in groups[0].runs[0].remarks else "percent"
     return (
-        f"Scores{at} are in {unit}. Differences are to {groups[0].label}{how}. Brackets hold "
-        f"{100 * LEVEL:.0f} % intervals. {holm if tests else 'No test is possible'}."
+        f"Scores{at} are in {groups[0].runs[0].scale}. Differences are to {groups[0].label}{how}. "
+        f"Brackets hold {100 * LEVEL:.0f} % intervals. {holm if tests else 'No test is possible'}."
     )
 
 
 def _table(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]]) -> Table:
     """A row for each score and method; of several tasks first the average, then each."""
     lost = any(group.lost for group in groups)
-    unit = "value" if OWN_UNIT in groups[0].runs[0].remarks else "%"
+    unit = "%" if groups[0].runs[0].scale == "percent" else "value"
     heads = "score", "task", "method", "seeds", *(["lost"] * lost), unit, "difference", "p (Holm)"
     table = Table(*(Column(head, overflow="fold") for head in heads), box=None, pad_edge=False)
     tasks = groups[0].evaluations("final")[0].tasks
@@ -205,9 +203,10 @@ def _estimate(group: Group, task: str | None, metric: str) -> Estimate | Interva
 
 
 def _as_json(groups: Sequence[Group], comparisons: Sequence[Compared], notes: Sequence[str]) -> str:
-    """Scores and comparisons, in shares of 1; null where a number is not known."""
+    """Scores and comparisons, in shares of 1 or their own unit; null where not known."""
+    factor = 1 if groups[0].runs[0].scale == "percent" else 100
     scores = [
-        {"arm": group.label, "score": metric, "runs": len(group.scored), **vars(estimate)}
+        {"arm": group.label, "score": metric, "runs": len(group.scored), **_times(factor, estimate)}
         for group in groups
         for metric in group.metrics
         if (estimate := group.estimate(None, metric)) is not None
@@ -218,18 +217,23 @@ def _as_json(groups: Sequence[Group], comparisons: Sequence[Compared], notes: Se
             "arm": one.group.label,
             "runs": one.seeds,
             "paired_by_seed": one.same_seeds,
-            "difference": one.difference,
+            "difference": one.difference and _times(factor, one.difference),
             "p_holm": one.p_holm,
-            "detectable": one.detectable,
+            "detectable": factor * one.detectable,
             "lost_counted_as_wrong": one.counted,
             "resolved": one.resolved,
             "verdict": one.verdict,
         }
         for one in comparisons
     ]
-    reference = groups[0].label
-    whole = {"reference": reference, "scores": scores, "comparisons": found, "notes": [*notes]}
+    whole = {"reference": groups[0].label, "scores": scores, "comparisons": found, "notes": notes}
     return json.dumps(plain(whole), indent=2, ensure_ascii=False)
+
+
+def _times(factor: int, numbers: Estimate | Difference) -> dict[str, float | None]:
+    """The fields of an estimate or a difference, all but the p-value in another unit."""
+    fields = vars(numbers).items()
+    return {name: v if v is None or name == "p" else factor * v for name, v in fields}
 
 
 def _as_latex(comparisons: Sequence[Compared]) -> str:

@@ -146,7 +146,7 @@ def _run(entry: RunFindings) -> dict[str, Any]:
     gated = training.get("mean_gated") if isinstance(training, Mapping) else None
     return {
         **vars(entry),
-        "metric": title_of(metric) if metric else "",
+        "metric": title_of(metric) + " %" * (run.scale == "percent") if metric else "",
         "score": percent(score["value"], 2) if score else "-",
         "gated": percent(gated if isinstance(gated, int | float) else None, 2),
         "time": duration(run.summary.get("seconds")),

@@ -81,7 +81,8 @@ def single_table(groups: Sequence[Group]) -> Table | None:
             "There is one run of each method: none can be called better, because the intervals "
             "leave out how much training runs differ."
         )
-    return Table("scores", "Scores, percent", "method", head_of(cols), rows, notes)
+    title = f"Scores, {groups[0].runs[0].scale}"
+    return Table("scores", title, "method", head_of(cols), rows, notes)
 
 
 def _one_training(group: Group) -> bool:
@@ -127,7 +128,8 @@ def repeated_table(groups: Sequence[Group]) -> Table | None:
         ]
         rows.append(TableRow(label, cells, "ours", f"{len(group.scored)} seeds", group.series))
     notes = ["Cells are mean ± sample standard deviation (divisor n − 1) over seeds."]
-    return Table("seeds", "Final scores over seeds, percent", "method", head_of(cols), rows, notes)
+    title = f"Final scores over seeds, {groups[0].runs[0].scale}"
+    return Table("seeds", title, "method", head_of(cols), rows, notes)
 
 
 def comparison_table(compared: Sequence[Compared], key: str) -> Table | None:

@@ -46,8 +46,7 @@ def distance_figure(groups: Sequence[Group]) -> Figure | None:
         "started, the current one is being trained. Each panel names the two it compares. The "
         "effective sample size is Kish's, of the ratios current / sampler of whole completions."
     )
-    panels = _panels(groups, _PANELS)
-    return figure("sampler", "Sampler and trainer over updates", caption, panels)
+    return figure("sampler", "Sampler and trainer over updates", caption, _panels(groups, _PANELS))
 
 
 def _panels(groups: Sequence[Group], metrics: Sequence[tuple[str, str, str, float]]) -> list[Panel]:
@@ -64,8 +63,7 @@ def drift_figure(groups: Sequence[Group]) -> Figure | None:
         "back towards the sampler: a unit step of the natural gradient takes so much from "
         "KL(sampler‖policy). For a centred method the curves show the drift that was removed."
     )
-    panels = _panels(groups, _DRIFT)
-    return figure("drift", "Drift and signal over updates", caption, panels)
+    return figure("drift", "Drift and signal over updates", caption, _panels(groups, _DRIFT))
 
 
 def quantile_figure(groups: Sequence[Group]) -> Figure | None:

@@ -96,7 +96,7 @@ def _final_panel(scored: Sequence[Group]) -> Panel:
     marks += [_whisker(name, group, metric) for name, group in reversed(pairs)]
     average = ", average of the tasks" if len(tasks_of(scored)) > 1 else ""
     present = [mark for mark in marks if mark is not None]
-    return Panel(f"{title_of(metric)}{average}", "percent", "", present, across=True)
+    return Panel(f"{title_of(metric)}{average}", scored[0].runs[0].scale, "", present, across=True)
 
 
 def _difference_panel(scored: Sequence[Group], compared: Sequence[Compared]) -> Panel:
@@ -162,16 +162,13 @@ def _band(group: Group, kind: str, line: Mark, longest: int) -> Mark | None:
         return None
     last = int(line.x[-1])
     ks = sorted({last, *(2**i for i in range(longest.bit_length()) if 2**i <= last)})
-    intervals = [_of_first(answers, strata, kind, k) for k in ks]
+    intervals = [
+        stats.pass_interval(answers, k, strata)
+        if kind == "pass"
+        else stats.mean_interval([[samples[:k] for samples in run] for run in answers], strata)
+        for k in ks
+    ]
     if not all(math.isfinite(one.low + one.high) for one in intervals):
         return None
     y, low, high = in_percent(intervals)
     return Mark("band", ks, y, group.label, group.series, low, high)
-
-
-def _of_first(
-    answers: Sequence[Sequence[Sequence[int]]], strata: Sequence[str], kind: str, k: int
-) -> stats.Interval:
-    if kind == "pass":
-        return stats.pass_interval(answers, k, strata)
-    return stats.mean_interval([[samples[:k] for samples in run] for run in answers], strata)

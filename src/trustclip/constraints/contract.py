@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -64,7 +65,8 @@ def faults(method: Method) -> tuple[Fault, ...]:
     """
     by_rule: dict[str, Fault] = {}
     try:
-        with torch.device("cpu"):
+        # A set device makes every operation call Python, so it is set only where it must be.
+        with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
             for fault in _faults(method):
                 by_rule.setdefault(fault.rule, fault)
     except _BrokenError as error:

@@ -13,6 +13,7 @@ import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -74,6 +75,7 @@ def layers(package: str) -> dict[str, int]:
     return {room_of(name): at for name, at in modules if name.split(".")[0] == package}
 
 
+@cache
 def figures(root: Path) -> dict[str, object]:
     """Figures of the package whose source is under ``root``."""
     height = layers(root.name)

@@ -115,6 +115,7 @@ def test_a_run_is_the_same_alone(done, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_it_continues_where_it_was_interrupted(done, tmp_path, monkeypatch):
     _, rows = done
     again = load(_file(tmp_path), {})
@@ -214,6 +215,7 @@ def test_a_setting_is_in_the_table_once_it_is_complete(done):
     assert _without_time(complete_rows(settings)) == _without_time(rows)
 
 
+@pytest.mark.slow
 def test_a_constraint_is_tested_at_the_trial_of_another(tmp_path):
     """It has no trials, and its runs are those of its bounds at the other's threshold and rate."""
     constraints = {**TINY["constraints"], "same": {"bounds_of": "atr", "trials_of": "atr"},

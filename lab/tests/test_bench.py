@@ -117,6 +117,7 @@ def test_seconds_are_medians_of_turns(monkeypatch):
     assert order == ["a", "b"] * 3
 
 
+@pytest.mark.slow
 def test_peak_memory_is_what_the_call_needs():
     calls = [partial(torch.ones, mebibytes << 18) for mebibytes in (20, 100)]
     small, large = (peaks.peak_memory(call) for call in calls)

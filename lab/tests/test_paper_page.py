@@ -40,7 +40,10 @@ SHOWN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("command", SHOWN)
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "theory")) for name in SHOWN],
+)
 def test_the_page_quotes_what_the_command_prints(command, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     assert f"`trustclip {command}`" in PAGE

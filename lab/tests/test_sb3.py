@@ -21,6 +21,7 @@ from stable_baselines3.common.envs import (  # noqa: E402
 
 from trustclip_lab.control.sb3 import ConstrainedPPO, _Updates  # noqa: E402
 
+pytestmark = pytest.mark.slow
 ENVS = {"categorical": "CartPole-v1", "gaussian": "Pendulum-v1"}
 PPO = dict(
     n_steps=128, batch_size=32, n_epochs=4, learning_rate=1e-2, seed=3, device="cpu", ent_coef=0.01

@@ -21,6 +21,7 @@ def trained(example, tmp_path_factory):
     return folder, example.main(str(folder), updates=15)
 
 
+@pytest.mark.slow
 def test_it_learns_and_the_gate_closes(trained):
     _, trainer = trained
     rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]

@@ -201,6 +201,7 @@ def test_shadow_compares_with_what_the_run_recorded(tmp_path):
     assert seen.metrics["gated"] == pytest.approx(beyond)
 
 
+@pytest.mark.slow
 def test_shadow_with_all_methods_lists_those_that_the_log_does_not_suffice_for(log, capsys):
     assert main(["shadow", str(log), "--figure", str(log.with_suffix(".svg"))]) == 0
     out = capsys.readouterr().out

@@ -101,6 +101,7 @@ def test_a_known_exchange_rate_and_known_differences_are_found(tmp_path: Path) -
     assert parts["cells"].count("| `") == 15 and "39.1" in parts["cells"].splitlines()[0]
 
 
+@pytest.mark.slow
 def test_other_tables_have_other_verdicts(tmp_path: Path) -> None:
     swap = {"clip-0.1": "clip-0.4", "clip-0.4": "clip-0.1"}
     folder = changed(

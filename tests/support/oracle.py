@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 
 Params = Mapping[str, Any]
 Array = NDArray[Any]
@@ -531,12 +532,12 @@ def projected(p: Params, t: Tokens) -> tuple[Array, Array]:
         def between(s: float, new: Array = new, old: Array = old) -> Array:
             return old ** (1 - s) * new**s
 
-        def kl(s: float, old: Array = old, between: Any = between) -> float:
+        def beyond(s: float, old: Array = old, between: Any = between) -> float:
             policy = between(s) / between(s).sum()
-            return float((policy * np.log(policy / old)).sum())
+            return float((policy * np.log(policy / old)).sum()) - p["delta"]
 
-        places[at] = s = edge(kl, p["delta"], 1.0)
-        if s < 1:
+        if beyond(1.0) > 0:
+            places[at] = s = float(brentq(beyond, 0.0, 1.0, xtol=1e-15))  # type: ignore[arg-type]
             ratios[at] = np.exp(s * t.x[at]) / between(s).sum()
     return places, ratios
 

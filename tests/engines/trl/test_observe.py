@@ -27,10 +27,13 @@ def observed(shadows: list[Any]) -> Any:
 @pytest.mark.parametrize(
     "settings",
     [
-        NARROW,
+        pytest.param(NARROW, marks=pytest.mark.slow),
         {"beta": 0.1, "gradient_accumulation_steps": 2, "num_iterations": 2, "lora": True},
         {"loss_type": "cispo", "epsilon_high": 1.5, "entropy_coef": 0.01},
-        {"importance_sampling_level": "sequence", "loss_type": "grpo", "logging_steps": 2},
+        pytest.param(
+            {"importance_sampling_level": "sequence", "loss_type": "grpo", "logging_steps": 2},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=lambda s: "-".join(s),
 )

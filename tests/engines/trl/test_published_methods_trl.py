@@ -73,7 +73,14 @@ def uncorrected(method: tc.Method, loss_type: str) -> list[float]:
         return trained_on_samples(folder, method, loss_type).grad_norms
 
 
-@pytest.mark.parametrize(("method", "trainer"), twin_cases.SAMPLED, ids=twin_cases.label)
+@pytest.mark.parametrize(
+    ("method", "trainer"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (number % 3 > 0))
+        for number, case in enumerate(twin_cases.SAMPLED)
+    ],
+    ids=twin_cases.label,
+)
 def test_same_correction_as_trl_makes_for_vllm(tmp_path, method, trainer):
     twin = method.twins[trainer] | {"use_vllm": False}  # `Sampled` is how it is told to have it
     loss_type = AGGREGATED.get(twin.get("loss_type", ""), "dapo")

@@ -44,7 +44,9 @@ def test_a_trained_head_makes_them(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("decoder", ["auto", "transformers"])
-@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "lora", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["full", "lora"]
+)
 def test_watching_changes_no_bit_of_the_training(tmp_path, monkeypatch, decoder, lora):
     monkeypatch.setattr(trl_runs, "share_of_even_digits", reward_of_half)
     settings = {"decoder": decoder, "lora": lora, "learning_rate": 1e-2, "share_prompts": False}

@@ -83,7 +83,9 @@ def test_training_is_the_same_with_shared_prompts(tmp_path, changes):
         assert shared.column(name) == pytest.approx(alone.column(name), rel=1e-3, abs=1e-6)
 
 
-@pytest.mark.parametrize("loss_type", ["dr_grpo", "dapo", "bnpo"])
+@pytest.mark.parametrize(
+    "loss_type", ["dapo", *(pytest.param(a, marks=pytest.mark.slow) for a in ("dr_grpo", "bnpo"))]
+)
 def test_a_reference_and_half_the_update_accumulated_are_the_same(tmp_path, loss_type):
     changes = {
         "lora": True, "beta": 0.05, "loss_type": loss_type,

@@ -56,6 +56,7 @@ def test_metrics_count_the_turns_of_the_policy_alone(trained, example):
     assert all(" letters]" in row["response"] for row in samples)
 
 
+@pytest.mark.slow
 def test_what_stands_at_the_tools_tokens_changes_nothing(example, tmp_path):
     """Another log-probability there, which no token was drawn with."""
 

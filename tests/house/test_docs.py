@@ -21,7 +21,13 @@ OPEN = re.compile(r"--(methods?|trl|rl|sft|eval|sampler|sweep|[a-z]+\.)\b")
 
 
 @pytest.mark.parametrize(
-    "page", [p for p in PAGES if p.name != "README.md" and "```python" in p.read_text()], ids=name
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] * (page.name == "control.md"))
+        for page in PAGES
+        if page.name != "README.md" and "```python" in page.read_text()
+    ],
+    ids=name,
 )
 def test_the_pages_python_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -280,9 +280,9 @@ def test_bounds_belong_to_the_interval(method: tc.Method) -> None:
     try:
         low, high = method.log_interval()
     except ValueError:
-        pytest.skip("the constraint is no interval of the ratio alone")
+        return  # the constraint is no interval of the ratio alone
     if not isinstance(low, float) or not isinstance(high, float):
-        pytest.skip("the bounds depend on the token")
+        return  # the bounds depend on the token
     method = of_the_token(method)
     for bound, away, a in ((low, -math.inf, -1.0), (high, math.inf, 1.0)):
         if math.isinf(bound):

@@ -4,6 +4,8 @@ import dataclasses
 import math
 import typing
 import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import oracle
@@ -198,9 +200,29 @@ def weight_on_policy(method: tc.Method) -> float:
 #: The numbers of each variant are drawn twice, and those of a method at least about this often.
 DRAWS = 16
 ALL = [m for name, cls in tc.methods().items() for m in variants(name, cls)]
-every_method = pytest.mark.parametrize("method", ALL, ids=label)
 every_name = pytest.mark.parametrize("name", tc.methods())
-known_to_oracle = pytest.mark.parametrize("method", [m for m in ALL if known(m)], ids=label)
+
+
+def each(given: Sequence[tc.Method]) -> Callable[[Callable[[tc.Method], None]], Any]:
+    """Makes a test of a method one for each name, in all variants given; a failure names one."""
+    variants_of = {name: [m for m in given if m.name == name] for name in (m.name for m in given)}
+
+    def of_names(test: Callable[[tc.Method], None]) -> Any:
+        def of_variants(name: str) -> None:
+            for method in variants_of[name]:
+                try:
+                    test(method)
+                except Exception as error:
+                    error.add_note(f"The method is {label(method)}.")
+                    raise
+
+        of_variants.__doc__ = test.__doc__
+        return pytest.mark.parametrize("name", variants_of)(of_variants)
+
+    return of_names
+
+
+every_method, known_to_oracle = each(ALL), each([m for m in ALL if known(m)])
 
 
 #: Seeds of the batches on which a method is compared with its rule.

@@ -55,6 +55,7 @@ def _without_time(rows):
     return [{name: str(row[name]) for name in SAME} for row in rows]
 
 
+@pytest.mark.slow
 def test_the_table_has_every_run_of_the_plan(done):
     settings, rows = done
     trials = 3 * 2 * 2 * 2 * 2  # constraints, thresholds, rates, seeds, tasks

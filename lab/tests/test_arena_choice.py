@@ -27,6 +27,7 @@ def test_the_spread_is_that_of_a_plain_loop() -> None:
     assert found == pytest.approx(float(np.std(gaps)), abs=1e-12) and found > 0.01
 
 
+@pytest.mark.slow
 def test_it_covers_what_tunings_lead_to() -> None:
     """Six trials a constraint, the best of which is hard to tell: what 400 tunings lead to on
     average is within the interval in nine cases of ten, and in far fewer without the choice."""

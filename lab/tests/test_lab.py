@@ -271,6 +271,7 @@ def test_the_loss_of_each_seed_is_the_librarys_aggregation(rule):
     assert torch.allclose(_aggregation(settings, 8, 4)(values), torch.stack(own), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_a_seed_may_be_there_several_times_each_with_a_rate(task):
     steps = 400 if task == "many" else 100  # until some answer is right

@@ -82,6 +82,7 @@ def test_a_sample_std_would_be_recognised():
     assert [(len(cell.population), len(cell.sample)) for cell in cells] == [(0, 1)] * 3
 
 
+@pytest.mark.slow
 def test_claims_are_welchs_tests_with_the_corrected_std(found):
     assert len(found.claims) == 22
     claim = next(c for c in found.claims if c.baseline == "Clip (ε = 0.2)" and c.metric == "mean8")

@@ -29,7 +29,14 @@ from trustclip_lab.theory.cases import DOUBLE, entropy, random_cases
 DOCS = Path(__file__).parents[2] / "docs/lab"
 
 
-@pytest.mark.parametrize("group", CHECKS, ids=lambda group: group.__name__)
+@pytest.mark.parametrize(
+    "group",
+    [
+        pytest.param(group, marks=[pytest.mark.slow] * (group.__name__ == "entropies_differ"))
+        for group in CHECKS
+    ],
+    ids=lambda group: group.__name__,
+)
 def test_every_statement_holds_or_fails_as_it_should(group: Callable[[], list[Check]]) -> None:
     for check in group():
         assert check.as_expected, check

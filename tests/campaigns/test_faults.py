@@ -34,6 +34,7 @@ def seeds(campaign: str, number: int):
     return sorted({*range(number), *FOUND.get(campaign, ())})
 
 
+@pytest.mark.slow
 def test_runs():
     found = runs.campaign(seeds("runs", 14))
     played("runs", found)

@@ -72,6 +72,7 @@ def test_artefact(name, folder, capsys, monkeypatch):
     assert not seen
 
 
+@pytest.mark.slow
 def test_files_of_a_report_obey_nobody(folder, capsys):
     """The page, the tables in Markdown and LaTeX, and the CSV file, of a run full of markup."""
     assert main(ARTEFACTS["run_that_wants_to_write_the_report"].make(folder)) == 0

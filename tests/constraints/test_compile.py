@@ -57,7 +57,8 @@ def assert_same(loss: Any, method: tc.Method, batch: tc.TokenBatch, close: float
         torch.testing.assert_close(mine.metrics[name], pair, **options)
 
 
-@pytest.mark.parametrize("name", ["atr", pytest.param("tis", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["atr", "tis"])
 def test_the_loss_is_one_graph_of_each_threshold(name: str) -> None:
     assert name in PURE
     loss, batch = compiled(), random_batch(tc.method(name))

@@ -74,6 +74,7 @@ def test_what_stands_at_the_tools_tokens_changes_nothing(example, tmp_path):
     assert torch.equal(*weights) and rows[0] == rows[1] and any(rows[0])
 
 
+@pytest.mark.slow
 def test_each_turn_has_its_own_ratio_and_gate(example, tmp_path, monkeypatch):
     method = {"name": "clip", "level": "turn", "epsilon": 0.05}
     config = example.ConstrainedGRPOConfig

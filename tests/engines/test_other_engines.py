@@ -202,6 +202,7 @@ def test_what_tinkers_server_cannot_compute_is_refused_before_it_is_sent(tmp_pat
         ours.server_loss(nobody, f"{tmp_path / 'branches.py'}:Branches")
 
 
+@pytest.mark.slow
 def test_a_graph_that_follows_its_example_alone_is_not_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

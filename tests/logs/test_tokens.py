@@ -105,6 +105,7 @@ def test_a_line_still_being_written_is_left_out(tmp_path):
     assert len(list(read_tokens(path))) == 1
 
 
+@pytest.mark.slow
 def test_row_groups_of_long_completions_are_within_what_a_reader_takes(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     length = 400_000

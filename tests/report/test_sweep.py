@@ -22,6 +22,7 @@ def swept(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.mark.slow
 def test_every_method_runs_under_every_value(swept):
     swept.run()
     assert swept.status == 0

@@ -23,7 +23,9 @@ from trustclip.train.runs.directory import RunDirectory
 from trustclip.train.runs.verify import verify
 
 
-@pytest.mark.parametrize("work", [evaluations.work, standin.work])
+@pytest.mark.parametrize(
+    "work", [evaluations.work, pytest.param(standin.work, marks=pytest.mark.slow)]
+)
 def test_what_has_reported_its_end_survives_a_power_cut_whole(work):
     with memory_folder() as base:
         whole = None

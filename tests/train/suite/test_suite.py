@@ -152,6 +152,7 @@ def test_methods_times_seeds_with_one_sft_and_a_table(folder):
     assert resolved["runs"][started[1]]["label"] == "atr"
 
 
+@pytest.mark.slow
 def test_what_is_finished_is_not_run_again(folder):
     folder.run()
     folder.starts()

@@ -34,9 +34,8 @@ def seeds(campaign: str, number: int):
     return sorted({*range(number), *FOUND.get(campaign, ())})
 
 
-@pytest.mark.slow
 def test_runs():
-    found = runs.campaign(seeds("runs", 14))
+    found = runs.campaign(seeds("runs", 9))
     played("runs", found)
     assert found["power cuts"] == found["processes"] > 30
     assert found["operations of one process"] > 300

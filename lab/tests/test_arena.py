@@ -74,6 +74,7 @@ def test_the_table_has_every_run_of_the_plan(done):
     assert all(0 <= row["passk"] <= 1 for row in rows)
 
 
+@pytest.mark.slow
 def test_the_best_trial_is_the_one_that_is_tested(done):
     settings, rows = done
     for task in settings.tasks:

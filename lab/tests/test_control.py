@@ -72,6 +72,7 @@ def test_an_unknown_environment_is_named(tmp_path: Path) -> None:
         suite.train(cell)
 
 
+@pytest.mark.slow
 def test_a_run_from_start_to_end(tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3", reason=EXTRA)
     settings = ControlSettings(

@@ -94,6 +94,7 @@ def test_claims_are_welchs_tests_with_the_corrected_std(found):
     assert claim.difference.value == pytest.approx(3.67)
 
 
+@pytest.mark.slow
 def test_dunnetts_test_is_that_of_the_pooled_variance(found):
     """By the double integral over the control's error and the pooled standard deviation."""
     correction = np.sqrt(3 / 2)

@@ -157,6 +157,7 @@ def test_a_wrong_formula_is_a_surprise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not all(check.as_expected for check in k3_is_an_interval())
 
 
+@pytest.mark.slow
 def test_the_figures(tmp_path: Path) -> None:
     made = draw_all(tmp_path)
     assert {path.name for path in made} == {"constraint.svg", "entropy.svg", "estimators.svg"}

@@ -81,6 +81,7 @@ def test_nothing_is_tabulated_before_the_last_run_of_the_last_block(tmp_path: Pa
     assert none.keys() == parts.keys() and none["blocks"].startswith("**0 of the 10")
 
 
+@pytest.mark.slow
 def test_a_known_exchange_rate_and_known_differences_are_found(tmp_path: Path) -> None:
     blocks = report.read(made(tmp_path, a=0.77))
     tested, fit = report.exchange(blocks.area[:9])

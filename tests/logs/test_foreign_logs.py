@@ -57,6 +57,7 @@ def said(path: Path) -> str:
     return "\n".join(explain(path))
 
 
+@pytest.mark.slow
 def test_a_stock_trl_run_is_read_from_its_last_checkpoint(stock: Path, tmp_path: Path) -> None:
     log = read_log(stock / "acting")
     state = json.loads((stock / "acting" / "checkpoint-8" / "trainer_state.json").read_text())

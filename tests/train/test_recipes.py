@@ -22,6 +22,7 @@ def problems_file(path):
     return path
 
 
+@pytest.mark.slow
 def test_real_text_through_sft_rl_and_eval(tmp_path):
     data = problems_file(tmp_path / "train.jsonl")
     with data.open("a") as file:

@@ -50,6 +50,7 @@ def tracked(folder: Path, tracker: str) -> dict[str, dict[int, float]]:
     return wanted
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed")
 def test_tensorboard(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import (  # pyright: ignore[reportMissingImports]
@@ -64,6 +65,7 @@ def test_tensorboard(tmp_path):
         assert found == pytest.approx(points, nan_ok=True), name
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
 def test_wandb(tmp_path):
     wanted = tracked(tmp_path, "wandb")

@@ -128,6 +128,7 @@ def test_a_resumed_run_gives_what_an_uninterrupted_one_gives(tmp_path, cut):
     assert (f"eval {6 - problems}/{6 - problems} " in said) == (problems < 6)
 
 
+@pytest.mark.slow
 def test_only_what_is_missing_is_sampled_again(tmp_path):
     path = tmp_path / "samples.jsonl"
     rows = [row for batch in sample(Scripted(ANSWERS), TASKS, PLAN) for row in batch]

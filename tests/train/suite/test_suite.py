@@ -232,6 +232,7 @@ def test_how_a_run_ended_too_early_is_told(folder, code, words):
     assert words in said.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", ['{"finished": tr', '{"finished": false}'])
 def test_half_a_summary_and_one_of_an_unfinished_run_are_no_end(folder, left):
     folder.run()
@@ -321,6 +322,7 @@ def test_after_kill_9_of_the_suite_its_runs_are_found_and_not_started_twice(fold
     assert max(together) == 2
 
 
+@pytest.mark.slow
 def test_two_suites_do_not_share_a_folder(folder):
     with only_process(folder.out), pytest.raises(ValueError, match=rf"pid {os.getpid()} on"):
         folder.run()

@@ -240,6 +240,9 @@ def test_a_curve_is_one_number_by_the_rule_that_was_named(tmp_path):
     tens = [{**row, "score": 10 * row["score"]} for row in rows]
     (of_tens,), text = compared(written(tmp_path / "tens.csv", tens), by="area")
     assert 100 * gap(of_tens).value == pytest.approx(10 * gap(found).value)
+    assert "which detect gaps of about" in compared(written(tmp_path / "long.csv", [
+        {**row, "score": 2000 + 2000 * (0.5 - row["score"]) * (row["seed"] % 2)} for row in rows
+    ]), by="end")[1]  # fmt: skip
     assert "Scores are in their own unit." in text and "percent" not in text
     said = json.loads(compared(tmp_path / "tens.csv", form="json", by="area")[1])
     assert said["comparisons"][0]["difference"]["value"] == pytest.approx(10 * gap(found).value)

@@ -423,8 +423,10 @@ GAP = Difference(0.0115, -0.01, 0.03, 0.3)
             "the result is inconclusive with "
             "3 seeds per method, which detect gaps of about 1 point or more",
         ),
-        (GAP, 1.7, "seeds", "the result is inconclusive with "
+        (GAP, np.inf, "seeds", "the result is inconclusive with "
             "3 seeds per method: too few to detect any gap"),
+        (GAP, 1.7, "seeds", "the result is inconclusive with "
+            "3 seeds per method, which detect gaps of about 170 points or more"),
         (GAP, nan, "problems", "the result is inconclusive with 8 samples on 143 problems"),
         (
             Difference(0.0, -0.1, 0.1, 1.0), 0.1, "seeds",
@@ -447,6 +449,10 @@ GAP = Difference(0.0115, -0.01, 0.03, 0.3)
 def test_verdicts(difference, detectable, limit, sentence):
     budget = Required(8, 143, 3, detectable, limit)
     assert verdict(difference, budget) == sentence
+
+
+def test_no_share_is_as_large_as_what_three_problems_would_show():
+    assert required([[1], [0], [1]], [[0], [1], [1]]).detectable == np.inf
 
 
 def test_one_run_each_is_never_called_better():

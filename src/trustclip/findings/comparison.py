@@ -235,9 +235,8 @@ def _comparison(
         return Compared(name, pair.group, pair.reference, kind, 0, None, None, nan, pair.obstacle)
     arms = (pair.group.label, pair.reference.label)
     level = 1 - (1 - LEVEL) / family
-    detectable = nan
     if pair.identical:
-        sentence = f"identical to {arms[1]}, completion by completion"
+        sentence, detectable = f"identical to {arms[1]}, completion by completion", nan
     else:
         budget = pair.required(kind, level)
         detectable = budget.detectable

@@ -89,7 +89,7 @@ def _said(one: Compared) -> str:
     if label not in verdict:
         verdict = f"{label}{' is' if verdict.startswith(STATES) else ':'} {verdict}"
     found = f" These runs find gaps of {100 * one.detectable:.1f} points in 4 of 5 cases."
-    known = one.resolved and one.detectable < 1
+    known = one.resolved and one.detectable < float("inf")
     return f"{title_of(one.metric)}: {verdict}.{found if known else ''}"
 
 

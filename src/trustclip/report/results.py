@@ -147,7 +147,7 @@ def comparison_table(compared: Sequence[Compared], key: str) -> Table | None:
                 Cell(signed(d.value), bounds),
                 Cell(p_text(d.p)),
                 Cell(p_text(c.p_holm), strong=c.resolved),
-                Cell(percent(c.detectable)) if c.detectable < 1 else NOTHING,
+                Cell(percent(c.detectable)) if c.detectable < math.inf else NOTHING,
             ]
         parts = [f"{c.seeds} seeds"] if c.seeds > 1 else []
         parts += [f"at update {c.step}"] if c.step is not None else []
@@ -158,7 +158,7 @@ def comparison_table(compared: Sequence[Compared], key: str) -> Table | None:
     family = len([c for c in compared if c.difference is not None and c.p_holm == c.p_holm])
     notes = [f"Final evaluations are paired by {by}."] if by else []
     notes.append(f"Holm's correction counts {plural(family, 'comparison')}.")
-    if any(c.detectable < 1 for c in compared):
+    if any(c.detectable < math.inf for c in compared):
         notes.append("Detectable is the gap (points) that these runs find in 4 of 5 cases.")
     if any(c.step is not None for c in compared):
         notes.append(

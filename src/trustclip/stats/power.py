@@ -48,7 +48,7 @@ class Required:
       problems: their number.
       seeds: training seeds of each model.
       detectable: smallest gap that the budget at hand finds with probability `POWER`, a share of
-        1; nan where the data do not determine it.
+        1 or, of numbers of runs, in their unit; inf where it finds no share, nan where unknown.
       limit: the part that holds most of the variance; seeds where there are 2 to 4 of them.
     """
 
@@ -109,7 +109,8 @@ def required(
         parts |= {"problems": max(of_rest - sampling, 0.0), "samples": sampling}
     few = 1 < seeds < FEW_SEEDS
     limit: Limit = "seeds" if few else max(parts, key=lambda part: parts[part])
-    return Required(*have, _detectable(v, level), limit)
+    gap = _detectable(v, level)
+    return Required(*have, gap if gap < 1 else inf, limit)
 
 
 def required_of_runs(
@@ -193,7 +194,7 @@ def verdict(
     }[budget.limit]
     if isnan(budget.detectable):
         return f"{unclear} {samples} on {problems}"
-    if budget.detectable >= 1:
+    if budget.detectable == inf:
         return f"{unclear} {limit}: too few to detect any gap"
     points = 100 * budget.detectable
     about = f"{points:.0f} points" if points >= 1.5 else "1 point"

@@ -177,7 +177,14 @@ WRONG: dict[Callable[..., Tensor], tuple[str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("loss", WRONG, ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param(loss, marks=[pytest.mark.slow] * (number % 3 > 0))
+        for number, loss in enumerate(WRONG)
+    ],
+    ids=lambda loss: loss.__name__,
+)
 def test_what_is_wrong_is_named_first(loss: Callable[..., Tensor]) -> None:
     method, cause, words = WRONG[loss]
     found = tc.conform(loss, method)

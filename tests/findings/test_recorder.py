@@ -128,6 +128,7 @@ def test_recording_changes_nothing(tmp_path, stock):
         assert torch.equal(weight, other.model.state_dict()[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stock", [False, True])
 def test_a_continued_run_reads_like_one_that_was_not_interrupted(tmp_path, stock):
     settings = {"save_strategy": "steps", "save_steps": 3, "stock": stock}

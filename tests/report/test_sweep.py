@@ -112,6 +112,7 @@ def report(tmp_path_factory):
     return collect([out])
 
 
+@pytest.mark.slow
 def test_a_report_has_a_reference_in_every_setting(report):
     model = "Qwen3-1.7B-Base"
     settings = [f"{model}, reward_noise 0", f"{model}, reward_noise 0.2"]

@@ -65,6 +65,7 @@ def test_reinforcement_learning(tmp_path, blind):
     assert blind == ["trustclip.train.rl"] and run.summary["finished"]
 
 
+@pytest.mark.slow
 def test_fine_tuning(tmp_path, blind):
     run = sft.sft(settings_of(SFTSettings, "sft", tmp_path, max_steps=1), QUIET)
     assert blind == ["trustclip.train.sft"] and run.summary["finished"]

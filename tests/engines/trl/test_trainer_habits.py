@@ -62,6 +62,7 @@ def test_a_run_continues_from_its_checkpoint(tmp_path, whole, how):
     assert grad_norms(trainer) == grad_norms(whole)
 
 
+@pytest.mark.slow
 def test_the_best_model_is_loaded_at_the_end(tmp_path):
     best = {"eval_strategy": "steps", "eval_steps": 3, "metric_for_best_model": "eval_reward"}
     settings = {"load_best_model_at_end": True, "greater_is_better": False, **best}
@@ -114,6 +115,7 @@ def test_a_recorded_run_continues_in_its_folder(tmp_path):
 # -- a second training ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_second_training_is_that_of_trl(tmp_path):
     norms = []
     for classes, own in (
@@ -148,6 +150,7 @@ def test_a_second_training_takes_nothing_for_fresh_that_is_not(tmp_path):
 CARRIED = {"method": {"name": "atr", "delta": ADAPTIVE}}
 
 
+@pytest.mark.slow
 def test_the_state_of_the_engine_is_in_the_checkpoint(tmp_path):
     settings: dict[str, Any] = CARRIED
     whole = trainer_in(tmp_path / "whole", max_steps=9, **settings)

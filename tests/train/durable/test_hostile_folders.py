@@ -54,7 +54,13 @@ def test_unchanged_it_continues(home, stopped, capsys):
     assert (home / "run" / "final" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (number % 2))
+        for number, name in enumerate(FOLDERS)
+    ],
+)
 def test_a_hostile_folder_changes_nothing_outside_and_ends_in_a_sentence(name, home, capsys):
     FOLDERS[name](home / "run")
     before = outside(home)

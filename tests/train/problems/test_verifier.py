@@ -28,7 +28,7 @@ pytest.importorskip("math_verify")
 
 @pytest.fixture(scope="module")
 def verifier():
-    with Verifier(workers=2, timeout=2.0 * slowness()) as v:
+    with Verifier(workers=2, timeout=1.2 * slowness()) as v:
         v.score(["1", "2"], [r"\boxed{\frac{2}{2}}", r"\boxed{\frac{4}{2}}"])  # both warm
         yield v
 

@@ -106,6 +106,7 @@ def test_a_stopped_run_refuses_other_inputs_by_name(folder, change):
     assert sorted(path.name for path in (folder / "run").iterdir()) == before
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_inputs_where_told_and_records_them(folder):
     for apply, _ in CHANGES.values():
         apply(folder)
@@ -151,6 +152,7 @@ def test_a_record_of_another_form_is_one_sentence(folder, name, content):
     assert name in refused.stderr
 
 
+@pytest.mark.slow
 def test_an_evaluation_refuses_other_problems(folder):
     command = ("eval", "--model", "model", "--tasks", "d.jsonl", "--k", "2", "--max-tokens", "4")
     command = (*command, "--output-dir", "scores")

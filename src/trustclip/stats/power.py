@@ -48,7 +48,7 @@ class Required:
       problems: their number.
       seeds: training seeds of each model.
       detectable: smallest gap that the budget at hand finds with probability `POWER`, a share of
-        1 or, of numbers of runs, in their unit; inf where it finds no share, nan where unknown.
+        1 or, of numbers of runs, in their unit; inf for a share above 1, nan where unknown.
       limit: the part that holds most of the variance; seeds where there are 2 to 4 of them.
     """
 

@@ -243,6 +243,12 @@ def test_a_curve_is_one_number_by_the_rule_that_was_named(tmp_path):
     assert "which detect gaps of about" in compared(written(tmp_path / "long.csv", [
         {**row, "score": 2000 + 2000 * (0.5 - row["score"]) * (row["seed"] % 2)} for row in rows
     ]), by="end")[1]  # fmt: skip
+    wide = [
+        {"arm": arm, "seed": s, "step": 0, "score": score}
+        for arm, scores in (("a", (0, 1, 0.1)), ("b", (1, 0, 0.9)))
+        for s, score in enumerate(scores)
+    ]
+    assert "detect any gap" in compared(written(tmp_path / "wide.csv", wide), by="end")[1]
     assert "Scores are in their own unit." in text and "percent" not in text
     said = json.loads(compared(tmp_path / "tens.csv", form="json", by="area")[1])
     assert said["comparisons"][0]["difference"]["value"] == pytest.approx(10 * gap(found).value)

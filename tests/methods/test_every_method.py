@@ -144,9 +144,9 @@ def test_a_number_that_is_not_finite_reaches_the_gradient_and_nothing_else(
             assert got[row, column].isnan(), (name, number)
             got[row] = torch.where(got[row].isnan(), want[row], got[row])
             torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)
-        assert [n.item() for n in loss.metrics["nonfinite"]] == [1, clean.mask.sum()]
-        own = {k: v for k, v in loss.metrics.items() if k in SIMPLE}
-        assert_same_metrics(own, {k: metrics[k] for k in own}, atol=1e-12)
+            assert [n.item() for n in loss.metrics["nonfinite"]] == [1, clean.mask.sum()]
+            own = {k: v for k, v in loss.metrics.items() if k in SIMPLE}
+            assert_same_metrics(own, {k: metrics[k] for k in own}, atol=1e-12)
 
 
 @every_method

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import nan
+from math import inf, nan
 from typing import Any
 
 from trustclip import stats
@@ -123,9 +123,11 @@ class _Pair:
     def required(self, kind: str, level: float) -> stats.Required:
         """What gap can be found, at the confidence of the strictest test of the family."""
         if self.values:
-            return required_of_runs(
+            found = required_of_runs(
                 *self.arms(self.values), level=level, same_seeds=self.same_seeds
             )
+            share = self.group.runs[0].scale == "percent"  # no gap of shares is 1 or more
+            return replace(found, detectable=inf) if share and found.detectable >= 1 else found
         a, b, strata, k = self.scored(kind)
         return stats.required(a, b, strata, k=k, level=level, same_seeds=self.same_seeds)
 
@@ -275,7 +277,6 @@ def _pair(
         else "not compared: they were never evaluated at the same update" if not evaluations
         else "not compared: the problems differ, or the answers are missing"
     )  # fmt: skip
-    texts = [evaluation.texts for evaluation in evaluations]
     counted = None
     if lost is None and answers and any(e.lost[0] > LOST * e.lost[1] for e in evaluations):
         most = max(
@@ -285,8 +286,8 @@ def _pair(
         )
         counted = _pair(group, reference, task, most)
     return _Pair(
-        group, reference, len(first), texts, answers, strata, same_seeds, step, obstacle,
-        name=name if values else "", values=values, counted=counted,
+        group, reference, len(first), [e.texts for e in evaluations], answers, strata, same_seeds,
+        step, obstacle, name=name if values else "", values=values, counted=counted,
     )  # fmt: skip
 
 

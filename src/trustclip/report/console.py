@@ -232,8 +232,7 @@ def _as_json(groups: Sequence[Group], comparisons: Sequence[Compared], notes: Se
 
 def _times(factor: int, numbers: Estimate | Difference) -> dict[str, float | None]:
     """The fields of an estimate or a difference, all but the p-value in another unit."""
-    fields = vars(numbers).items()
-    return {name: v if v is None or name == "p" else factor * v for name, v in fields}
+    return {k: v if v is None or k == "p" else factor * v for k, v in vars(numbers).items()}
 
 
 def _as_latex(comparisons: Sequence[Compared]) -> str:

@@ -110,7 +110,7 @@ def required(
     few = 1 < seeds < FEW_SEEDS
     limit: Limit = "seeds" if few else max(parts, key=lambda part: parts[part])
     gap = _detectable(v, level)
-    return Required(*have, gap if gap < 1 else inf, limit)
+    return Required(*have, inf if gap >= 1 else gap, limit)
 
 
 def required_of_runs(

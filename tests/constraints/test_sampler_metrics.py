@@ -172,7 +172,7 @@ def test_micro_batches_and_ranks_add_up_to_the_whole() -> None:
     assert any("/lag_" in name for name in want) and "sampler/gated_rollout" in want
 
 
-def test_a_window_is_the_same_after_a_checkpoint_and_takes_an_older_one() -> None:
+def test_a_window_is_the_same_after_a_checkpoint() -> None:
     batch = random_batch()
     method = tc.method("atr")
     window, resumed = diagnostics.Window(), diagnostics.Window()
@@ -181,10 +181,6 @@ def test_a_window_is_the_same_after_a_checkpoint_and_takes_an_older_one() -> Non
     for one in (window, resumed):
         one.add(batch, method.surrogate(batch), method)
     assert resumed.read() == window.read()
-    old = window.state_dict()
-    del old["sampler"]
-    resumed.load_state_dict(old)
-    assert "sampler/k3" in resumed.read()
 
 
 @pytest.mark.parametrize(

@@ -297,7 +297,7 @@ class Window:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict`."""
         self._metrics, self._histogram = state["metrics"], state["histogram"]
-        self._sampler = state.get("sampler")  # none in a checkpoint of an earlier version
+        self._sampler = state["sampler"]
 
     def read(self, reduce: Callable[[Tensor], Tensor] = lambda x: x) -> dict[str, float]:
         """Means and quantiles of all batches added; empty if they held no token.

@@ -225,10 +225,8 @@ class WatchedWindow(Window):
         return {**super().state_dict(), "shadows": self._shadows.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a `state_dict`, also one of a plain `Window`."""
         super().load_state_dict(state)
-        if "shadows" in state:
-            self._shadows.load_state_dict(state["shadows"])
+        self._shadows.load_state_dict(state["shadows"])
 
     def read(self, reduce: Callable[[Tensor], Tensor] = lambda x: x) -> dict[str, float]:
         """The metrics of `Window.read` and of `Shadows.read`."""

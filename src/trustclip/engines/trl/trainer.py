@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NotRequired
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -74,8 +74,8 @@ _WINDOW = schemas.mapping(
     {
         "metrics": dict[str, tuple[Tensor, Tensor]],
         "histogram": Tensor | None,
-        "sampler": NotRequired[Tensor | None],
-        "shadows": NotRequired[_SHADOWS],
+        "sampler": Tensor | None,
+        "shadows": _SHADOWS,
     },
 )
 
@@ -123,7 +123,6 @@ class ConstrainedGRPOTrainer(Recorded, GRPOTrainer):
         "windows": dict[Literal["train", "eval"], _WINDOW],
         "method": schemas.Numbers,
         "old_head": Tensor | None,
-        **dict.fromkeys(("average", "logs"), NotRequired[Any]),  # of an earlier release
     }
     #: Arguments that give them their meaning.
     shape: ClassVar = ("num_generations", "steps_per_generation", "num_iterations")

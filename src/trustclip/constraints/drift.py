@@ -34,7 +34,7 @@ from torch import Tensor
 
 from trustclip.constraints.base import Method, Trait, moves_candidates, of_own_token
 from trustclip.constraints.batch import Metrics, TokenBatch
-from trustclip.constraints.candidates import Candidates
+from trustclip.constraints.candidates import TENSORS, Candidates
 from trustclip.constraints.compiled import constant
 from trustclip.constraints.compose import Composite
 from trustclip.constraints.gradients import gradient
@@ -79,7 +79,7 @@ def expected(method: Method, batch: TokenBatch) -> Expected:
     """
     candidates = batch.given("candidates").map(torch.Tensor.detach)
     valid, partial = candidates.valid, candidates.partial
-    p, old, q = (zero_masked(getattr(candidates, n).exp(), valid) for n in _POLICIES)
+    p, old, q = (zero_masked(getattr(candidates, n).exp(), valid) for n in TENSORS)
     p_beyond = (1 - p.sum(dim=2)).clamp(min=0)  # [batch, time]
     q_beyond = torch.zeros_like(p_beyond)
     weight = q
@@ -89,12 +89,12 @@ def expected(method: Method, batch: TokenBatch) -> Expected:
         # One more candidate for the rest: its ratios are those of the masses.
         rest = {
             name: torch.where(is_partial, _RARE + (mass / masses[0]).log(), -torch.inf)
-            for name, mass in zip(_POLICIES, masses, strict=True)
+            for name, mass in zip(TENSORS, masses, strict=True)
         }
         p_beyond = torch.where(is_partial, masses[0], p_beyond)
         q_beyond = zero_masked(masses[2], is_partial)
         new, before, sampler = (
-            torch.cat([getattr(candidates, n), rest[n][..., None]], dim=2) for n in _POLICIES
+            torch.cat([getattr(candidates, n), rest[n][..., None]], dim=2) for n in TENSORS
         )  # [batch, time, candidates + 1]
         candidates = Candidates(new, before, sampler).prepared(batch.mask)
         valid = candidates.valid
@@ -102,9 +102,6 @@ def expected(method: Method, batch: TokenBatch) -> Expected:
     c = zero_masked(weight * coefficients(method, batch, candidates), valid)
     beyond = torch.zeros_like(p_beyond) if partial is False else c[..., -1]
     return Expected(c[..., : p.shape[2]], beyond, p, q, p_beyond, q_beyond)
-
-
-_POLICIES = ("logp", "logp_old", "logp_rollout")
 
 
 def coefficients(method: Method, batch: TokenBatch, candidates: Candidates) -> Tensor:
@@ -126,7 +123,7 @@ def _of_rows(method: Method, batch: TokenBatch, candidates: Candidates, rows: sl
         for f in fields(batch)
         if isinstance(value := getattr(batch, f.name), Tensor)
     }
-    flat |= {name: getattr(candidates, name)[rows].flatten(1) for name in _POLICIES}
+    flat |= {name: getattr(candidates, name)[rows].flatten(1) for name in TENSORS}
     flat |= {"mask": valid.flatten(1), "statistics": batch.statistics}
     return gradient(method, TokenBatch(**flat))[0].view(shape)
 

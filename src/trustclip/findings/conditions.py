@@ -59,7 +59,7 @@ def unequal_samples(groups: Sequence[Group]) -> Iterator[Finding]:
             f"same for every K and is compared as it is. Pass@K rises with K, so "
             f"Pass@{min(counts.values())} is estimated from all samples of each and compared."
         )
-        yield Finding("comparison/samples", "warning", text, counts)
+        yield Finding("comparison/samples", "warning", text)
 
 
 #: Sign that ends what problems of one template share in their ids.
@@ -87,7 +87,6 @@ def families(runs: Sequence[Run]) -> Iterator[Finding]:
                 "warning",
                 f"The {len(stems)} problems look like {count} families: those of one family differ "
                 f"only in {what}.",
-                {"families": count},
                 "problems of one template are no independent evidence, and intervals are then too "
                 f"narrow: compare families with --cluster{option}.",
             )

@@ -144,17 +144,16 @@ def _comparisons(compared: Sequence[Compared]) -> Iterator[Finding]:
         (c,) = resolved
         where = "" if c.name == c.group.label else f"{c.name}: "
         text = f"{_at(c)}{where}{_sentence(c.verdict + _pairing(measured))}"
-        yield Finding("scores/difference", "note", text, {"difference": _gap(c), "p": c.p_holm})
+        yield Finding("scores/difference", "note", text)
     elif resolved:
         gaps = join_words([f"{c.name} {_points(c)}" for c in resolved])
         text = f"Differences to {resolved[0].reference.label} are significant: {gaps} points (p ≤ "
         family = f"{ALPHA} after Holm's correction for {len(measured)} comparisons"
-        evidence, text = {c.name: _gap(c) for c in resolved}, text + family
-        yield Finding("scores/difference", "note", f"{text}{_pairing(measured)}).", evidence)
+        yield Finding("scores/difference", "note", f"{text}{family}{_pairing(measured)}).")
     for c in [c for c in measured if not c.resolved][:EACH]:
         text = f"{_at(c)}{c.name} ({_points(c)} points): {_sentence(c.verdict)}"
         kind = "identical" if c.identical else "disputed" if c.disputed else "inconclusive"
-        yield Finding(f"scores/{kind}", "note", text, {"difference": _gap(c), "p": c.p_holm})
+        yield Finding(f"scores/{kind}", "note", text)
     for c in compared:
         if c.difference is None:
             text = f"{c.name} is {_sentence(c.verdict)}"
@@ -175,7 +174,7 @@ def _gains(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[Fi
         )
         more = f"; and {len(gains) - SHOWN} more" if len(gains) > SHOWN else ""
         text = f"Training changed {metric} by these points: {parts}{more}."
-        yield Finding("scores/gain", "note", text, {name: d.value for name, _, d in gains})
+        yield Finding("scores/gain", "note", text)
 
 
 def _gain_sentence(group: Group, difference: stats.Difference) -> str:
@@ -219,7 +218,7 @@ def _gates(groups: Sequence[Group], by_run: Sequence[RunFindings]) -> Iterator[F
     if shares:
         parts = [f"{label} {percent(share, 2)} %" for label, share in [*shares.items()][:SHOWN]]
         text = f"The gate cut this share of tokens: {'; '.join(parts)}."
-        yield Finding("gate/shares", "note", text, shares)
+        yield Finding("gate/shares", "note", text)
 
 
 #: Kinds that say whether a gate acted, and those of one that did.
@@ -234,11 +233,11 @@ def _states(by_run: Sequence[RunFindings]) -> Iterator[Finding]:
         many = f"{len(unfinished)} of {len(runs)} runs" if len(runs) > 1 else "The run"
         verb = "are" if len(unfinished) > 1 else "is"
         text = f"{many} {verb} not finished; the results below are preliminary."
-        yield Finding("runs/unfinished", "warning", text, {"unfinished": len(unfinished)})
+        yield Finding("runs/unfinished", "warning", text)
     if notices := [f for one in by_run for f in one.findings if f.subject == "guard"]:
         kinds = join_words([*dict.fromkeys(finding.name for finding in notices)])
         text = f"The guards logged {plural(len(notices), 'warning')}: {kinds}."
-        yield Finding("guard/count", "warning", text, {"warnings": len(notices)})
+        yield Finding("guard/count", "warning", text)
 
 
 def _troubles(by_run: Sequence[RunFindings]) -> Iterator[Finding]:
@@ -278,7 +277,7 @@ def cautions(groups: Sequence[Group], compared: Sequence[Compared]) -> Iterator[
     if overlapping := {name: n for name, g in _with_names(groups) if (n := trained_on(g))}:
         each = join_words([f"{name} ({n} training problems)" for name, n in overlapping.items()])
         text = f"Test problems were in the training data: {each}. Their scores may be memory."
-        yield Finding("scores/contaminated", "fault", text, overlapping)
+        yield Finding("scores/contaminated", "fault", text)
     pairs = [[*one.reference.scored, *one.group.scored] for one in compared]
     yield from {caution.sentence: caution for pair in pairs for caution in unlike(pair)}.values()
     if compared:
@@ -300,7 +299,7 @@ def _few_seeds(trained: Sequence[Group]) -> Iterator[Finding]:
             "run scored higher, not which method does."
         )
         advice = f"to compare methods, train each from {stats.FEW_SEEDS} seeds or more."
-        yield Finding("comparison/one_seed", "warning", text, {"seeds": 1}, advice)
+        yield Finding("comparison/one_seed", "warning", text, advice)
     several = [len(group.scored) for group in trained if 1 < len(group.scored) < stats.FEW_SEEDS]
     if not several:
         return
@@ -312,7 +311,7 @@ def _few_seeds(trained: Sequence[Group]) -> Iterator[Finding]:
         f"contain the true mean in 53 to 87 % of cases. If none of {seeds} runs collapsed, up to "
         f"{percent(stats.rate_interval(0, seeds).high, 0)} % of all runs may still collapse."
     )
-    yield Finding("comparison/few_seeds", "warning", text, {"seeds": seeds})
+    yield Finding("comparison/few_seeds", "warning", text)
 
 
 def _collapses(groups: Sequence[Group]) -> Iterator[Finding]:
@@ -335,7 +334,7 @@ def _collapses(groups: Sequence[Group]) -> Iterator[Finding]:
             f"interval of the rate is {percent(rate.low, 0)} to {percent(rate.high, 0)} %)"
             f"{rest}.{withheld}"
         )
-        yield Finding("scores/collapses", "fault", text, {"collapsed": len(lost)})
+        yield Finding("scores/collapses", "fault", text)
 
 
 def _pairing(compared: Sequence[Compared]) -> str:

@@ -106,13 +106,12 @@ def of_run(course: Course) -> Iterator[Finding]:
     if change is None:
         return
     text = change.sentence(moved=course.moved) + _push(course)
-    evidence = {"entropy": change.last, "entropy at first": change.first}
     if change.clear and course.moved and change.first > 0:
         if change.last < FALLEN * change.first:
             if course.solved or course.rose:
-                yield Finding("entropy/solved", "ok", text, evidence)
+                yield Finding("entropy/solved", "ok", text)
             else:
-                yield Finding("entropy/fell", "warning", text, evidence, _advice(course, change))
+                yield Finding("entropy/fell", "warning", text, _advice(course, change))
             return
         if change.last > RISEN * change.first:
             advice = (
@@ -120,9 +119,9 @@ def of_run(course: Course) -> Iterator[Finding]:
                 "penalised tokens (A < 0), a lower bound on the ratio, and the sampler, before you "
                 "lower the learning rate."
             )
-            yield Finding("entropy/rose", "warning", text, evidence, advice)
+            yield Finding("entropy/rose", "warning", text, advice)
             return
-    yield Finding("entropy/course", "note", text, evidence)
+    yield Finding("entropy/course", "note", text)
 
 
 def _push(course: Course) -> str:

@@ -1,8 +1,7 @@
 """What a finding is: one entry of the one list that every rendering shows."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 Severity = Literal["ok", "note", "warning", "fault"]
 
@@ -20,11 +19,11 @@ class Finding:
       severity: ``"ok"`` (as it should be), ``"note"`` (a fact), ``"warning"`` (it limits what the
         run can show, or wastes some of it) or ``"fault"`` (what the run was for did not happen).
       sentence: what was seen, in one or two sentences.
-      evidence: the figures that it rests on, by the names of their metrics.
       advice: what to do about it, an imperative in small letters; empty if nothing.
+      step: update at which it was said; None where that is the end.
 
     Example:
-      >>> finding = Finding("gate/never", "fault", "The gate never closed.", {"gated": 0.0})
+      >>> finding = Finding("gate/never", "fault", "The gate never closed.")
       >>> finding.subject, finding.line, finding.advice
       ('gate', 'The gate never closed.', '')
     """
@@ -32,8 +31,8 @@ class Finding:
     kind: str
     severity: Severity
     sentence: str
-    evidence: Mapping[str, Any] = field(default_factory=dict)
     advice: str = ""
+    step: int | None = None
 
     @property
     def subject(self) -> str:
@@ -53,18 +52,18 @@ class Finding:
     @property
     def line(self) -> str:
         """The sentence, and when it was said where that is not the end."""
-        if "step" not in self.evidence:
+        if self.step is None:
             return self.sentence
         if self.subject == "start":
             return f"At the start: {self.sentence}"
-        return f"Warning at update {self.evidence['step']}: {self.sentence}"
+        return f"Warning at update {self.step}: {self.sentence}"
 
     @property
     def text(self) -> str:
         """Sentence and advice in one, where there is no second line for the advice.
 
         Example:
-          >>> Finding("start/cut_off", "fault", "All answers are cut off.", {}, "raise it.").text
+          >>> Finding("start/cut_off", "fault", "All answers are cut off.", "raise it.").text
           'All answers are cut off. Raise it.'
         """
         return f"{self.sentence} {self.advice[:1].upper()}{self.advice[1:]}".rstrip()

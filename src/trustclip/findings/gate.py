@@ -43,7 +43,6 @@ def of_run(course: Course) -> Iterator[Finding]:
 
 def _state(course: Course) -> Iterator[Finding]:
     shares, off = course.gated, values(course.full, "off_policy")
-    evidence = {"gated": course.cut}
     if course.run.method is None or not course.rows:
         return
     if not course.full and not course.moved:
@@ -60,20 +59,20 @@ def _state(course: Course) -> Iterator[Finding]:
             "can act."
         )
         advice = "set num_iterations or steps_per_generation to 2 or more, so that ratios leave 1."
-        yield Finding("gate/ratio_1", "fault", text, {**evidence, "off_policy": 0.0}, advice)
+        yield Finding("gate/ratio_1", "fault", text, advice)
     elif not course.cuts:
         text = "This method cuts no token; it gives tokens other weights."
         if off:
             where = f"where the ratio is not 1: on {percent(fmean(off))} of tokens"
             text += f" It differs from the plain policy gradient {where}."
-        yield Finding("gate/weights", "note", text, evidence)
+        yield Finding("gate/weights", "note", text)
     elif not any(shares.values()):
         updates = f" in {plural(len(shares), 'logged update')}"
         text = (
             f"The constraint was inert: its gate closed on no token{updates}, so training was the "
             "same as without a constraint."
         )
-        yield Finding("gate/never", "fault", text, evidence, _acting_threshold(course))
+        yield Finding("gate/never", "fault", text, _acting_threshold(course))
     else:
         yield _acting(course, "gate", "closed on at least one token", "logged update")
 
@@ -90,21 +89,20 @@ def _acting(course: Course, noun: str, verb: str, row: str) -> Finding:
             f" It {verb} in {len(closed)} of {len(shares)} {row}s, first in {course.unit} "
             f"{closed[0]}; the largest share was {percent(shares[top])}, in {course.unit} {top}."
         )
-    evidence = {"gated": cut}
     if seldom:
-        return Finding("gate/seldom", "warning", text, evidence, _acting_threshold(course))
+        return Finding("gate/seldom", "warning", text, _acting_threshold(course))
     if cut <= OFTEN:
-        return Finding("gate/acted", "ok", text, evidence)
+        return Finding("gate/acted", "ok", text)
     if course.rose:
         text += f" A share above {percent(OFTEN)} is a lot, but the run improved: change nothing."
-        return Finding("gate/often", "note", text, evidence)
+        return Finding("gate/often", "note", text)
     wider = "" if course.log else ", or widen the threshold"
     fewer = "take fewer updates per generation"
     advice = (
         f"{percent(cut)} of tokens were cut, so the {noun} limits every update: lower the learning "
         f"rate, {fewer if wider else f'or {fewer}'}{wider}."
     )
-    return Finding("gate/often", "warning", text, evidence, advice)
+    return Finding("gate/often", "warning", text, advice)
 
 
 def _state_of_log(course: Course, log: Log) -> Iterator[Finding]:
@@ -120,8 +118,7 @@ def _state_of_log(course: Course, log: Log) -> Iterator[Finding]:
             f"The constraint was inert: there was one update per generation ({once.basis}), "
             f"so every token had ratio 1, where no constraint on the ratio can act.{zero}"
         )
-        evidence = {"updates_per_generation": once.updates, **({"gated": 0.0} if shares else {})}
-        yield Finding("gate/ratio_1", "fault", text, evidence, _zero_advice(log) if shares else "")
+        yield Finding("gate/ratio_1", "fault", text, _zero_advice(log) if shares else "")
     elif not shares:
         capped = values(log.rows, "weight_capped", prefix="")
         yield Finding(
@@ -174,7 +171,7 @@ def _never(course: Course, log: Log, *, still: bool) -> Finding:
             "from a pass that computes other values. Compare the two passes on one batch before "
             "any update; all differences must be 0."
         )
-        return Finding("gate/contradiction", "fault", text, {"k1": furthest}, advice)
+        return Finding("gate/contradiction", "fault", text, advice)
     text = "The constraint was inert: the share of clipped tokens was 0 in all "
     text += plural(len(course.gated), course.row)
     if still:
@@ -187,7 +184,7 @@ def _never(course: Course, log: Log, *, still: bool) -> Finding:
     else:
         text += ". This log does not say whether every ratio was 1 or the bounds are too wide."
     advice = _zero_advice(log) if len(course.gated) > 1 else ""  # the first is always at ratio 1
-    return Finding("gate/never", "fault", text, {"gated": 0.0}, advice)
+    return Finding("gate/never", "fault", text, advice)
 
 
 def _zero_advice(log: Log) -> str:
@@ -217,9 +214,7 @@ def _quadrants(course: Course) -> Iterator[Finding]:
     parts = [f"{100 * shares[n] / every:.0f} % were {_QUADRANTS[n]}" for n in names if shares[n]]
     rest = f"{100 * (1 - total / every):.0f}"
     parts += [f"{rest} % had no advantage, or ratio 1"] if rest != "0" else []
-    text = f"Of the tokens cut, {'; '.join(parts)}."
-    evidence = {f"gated/{name}": share for name, share in shares.items()}
-    yield Finding("gate/quadrants", "note", text, evidence)
+    yield Finding("gate/quadrants", "note", f"Of the tokens cut, {'; '.join(parts)}.")
 
 
 def _kinds(course: Course) -> Iterator[str]:
@@ -271,16 +266,15 @@ def _threshold(rows: Sequence[Row]) -> Iterator[Finding]:
             f"The threshold {name} changed from {series[0]:.3g} to {series[-1]:.3g} and stayed "
             f"between {min(series):.3g} and {max(series):.3g}."
         )
-        yield Finding("gate/threshold", "note", text, {f"threshold/{name}": series[-1]})
+        yield Finding("gate/threshold", "note", text)
         limited = values(rows, f"threshold/{name}/at_limit")
         if limited and fmean(limited) > AT_LIMIT:
             text = (
                 f"In {percent(fmean(limited))} of the updates {name} was at its controller's "
                 "limit, where the target cannot be held."
             )
-            evidence = {f"threshold/{name}/at_limit": fmean(limited)}
             advice = f"give {name} a smaller `low` or a larger `high`."
-            yield Finding("gate/at_limit", "warning", text, evidence, advice)
+            yield Finding("gate/at_limit", "warning", text, advice)
 
 
 def _agreement(rows: Sequence[Row]) -> Iterator[Finding]:
@@ -291,5 +285,4 @@ def _agreement(rows: Sequence[Row]) -> Iterator[Finding]:
             "the exact KL divergence at the same threshold. Of the tokens that the exact KL would "
             f"cut, the gate cut {percent(fmean(recall))}."
         )
-        evidence = {"agreement/precision": fmean(precision), "agreement/recall": fmean(recall)}
-        yield Finding("gate/agreement", "note", text, evidence)
+        yield Finding("gate/agreement", "note", text)

@@ -23,11 +23,11 @@ def of_run(course: Course) -> Iterator[Finding]:
             f"{_subject(course)} {fmean(moves.values()):.2g} nats per token (k1, the mean of old "
             f"minus new log-probability), and by {moves[top]:.2g} at most, in {course.unit} {top}."
         )
-        yield Finding("movement/k1", "note", text, {"k1": fmean(moves.values())})
+        yield Finding("movement/k1", "note", text)
     if reference := values(course.rows, "kl", prefix=""):
         first, last = ends(reference)
         text = f"The KL divergence from the reference went from {first:.2g} to {last:.2g} nats."
-        yield Finding("movement/reference", "note", text, {"kl": last})
+        yield Finding("movement/reference", "note", text)
 
 
 def _unequal(course: Course) -> Iterator[Finding]:
@@ -43,7 +43,7 @@ def _unequal(course: Course) -> Iterator[Finding]:
         f"{percent(few[least])} of their number (effective sample size)."
     )
     advice = "for more equal ratios, lower the learning rate or take fewer updates per generation."
-    yield Finding("movement/unequal", "warning", text, {"ess": few[least]}, advice)
+    yield Finding("movement/unequal", "warning", text, advice)
 
 
 def _distance(course: Course) -> Finding:
@@ -55,7 +55,7 @@ def _distance(course: Course) -> Finding:
         text += f"; 98 % of ratios were between {fmean(low):.3g} and {fmean(high):.3g}"
     if sizes:
         text += f"; the effective sample size was at least {100 * min(sizes):.0f} % of the tokens"
-    return Finding("movement/k3", "note", f"{text}.", {"k3": k3})
+    return Finding("movement/k3", "note", f"{text}.")
 
 
 def _subject(course: Course) -> str:
@@ -84,4 +84,4 @@ def drift(course: Course) -> Iterator[Finding]:
         f"{abs(pull):.2g} nats of KL(sampler‖policy) for a unit step"
         + (f" ({', '.join(signs)})." if signs else ".")
     )
-    yield Finding("drift/ledger", "note", text, {"drift/share": share, "drift/pull": pull})
+    yield Finding("drift/ledger", "note", text)

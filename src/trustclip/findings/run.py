@@ -69,14 +69,14 @@ def _subject(course: Course) -> Finding:
         none = "its log holds no update" if run.finished else "no update logged yet"
         many = f"{plural(run.last_step, 'update')}{state}" if rows else none
         text = f"{run.name}: {describe(run.method)} on {run.model}, {many}."
-    return Finding("run/subject", "note", text, {"updates": run.last_step})
+    return Finding("run/subject", "note", text)
 
 
 def _notices(run: Run) -> Iterator[Finding]:
     """The warnings of the guards that a run has logged, oldest first."""
     for row in run.notices:
-        evidence = {"step": row.get("step")}
-        yield Finding(f"guard/{row.get('notice')}", "warning", str(row.get("text")), evidence)
+        kind, text = f"guard/{row.get('notice')}", str(row.get("text"))
+        yield Finding(kind, "warning", text, step=row["step"])
 
 
 def _shortened(run: Run) -> Iterator[Finding]:
@@ -98,7 +98,7 @@ def _shortened(run: Run) -> Iterator[Finding]:
         else:
             continue
         advice = "restore the file; trustclip verify names every file that has changed."
-        yield Finding("files/cut", "fault", text, {"bytes": size or 0}, advice)
+        yield Finding("files/cut", "fault", text, advice)
 
 
 def _usual(course: Course, findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -113,19 +113,19 @@ def _usual(course: Course, findings: Iterable[Finding]) -> Iterator[Finding]:
             yield Finding("run/usual", "ok", "This log shows nothing unusual.")
         elif len(lacking) == len(kinds):
             text = "Nothing can be said of the constraint, good or bad."
-            yield Finding("run/unknown", "warning", text, {}, f"log {join_words(lacking)}.")
+            yield Finding("run/unknown", "warning", text, f"log {join_words(lacking)}.")
         else:
             text = (
                 "This log shows nothing unusual, but it cannot show whether the run is healthy: it "
                 f"lacks {join_words(lacking)}."
             )
-            yield Finding("run/unknown", "note", text, {}, f"log {join_words(lacking)}.")
+            yield Finding("run/unknown", "note", text, f"log {join_words(lacking)}.")
     elif "entropy/solved" in kinds:
         text = "Nothing unusual was found: entropy fell as answers became correct."
         yield Finding("run/usual", "ok", text)
     elif course.full and "gate/often" not in kinds:
         advice = "compare with other methods over several seeds (trustclip suite)."
-        yield Finding("run/usual", "ok", "Nothing unusual was found.", {}, advice)
+        yield Finding("run/usual", "ok", "Nothing unusual was found.", advice)
 
 
 def _of_files(course: Course) -> Iterator[Finding]:

@@ -39,7 +39,6 @@ def of_run(course: Course) -> Iterator[Finding]:
             "With weights that correct for the sampler, the completions counted like "
             f"{percent(fmean(sizes))} of their number on average (effective sample size), and like "
             f"{percent(min(sizes))} in the worst update.",
-            {_ESS: min(sizes)},
             "few completions carried some updates: lower the lag or the learning rate, or mask "
             "sequences that are far off (icepop with level 'sequence', opsm, trm)."
             if few and not distance.advice
@@ -67,7 +66,6 @@ def _distance(course: Course) -> Finding | None:
     means = {name: fmean(column) for name, column in series.items()}
     if "k3" in means:
         means["k3"] = max(means["k3"], 0.0)  # below 0 is rounding
-    evidence = {f"sampler/{name}": value for name, value in means.items()}
     parts = [_MEASURES[n].words.format(means[n]) for n in means if n != "k1" or "k3" not in means]
     if largest := values(rows, "sampler/abs_max"):
         parts.append(f"at most {max(largest):.2g} on a token")
@@ -77,19 +75,19 @@ def _distance(course: Course) -> Finding | None:
     name, column = next(iter(series.items()))
     if max(map(abs, column)) <= _MEASURES[name].rounding:
         text = f"Sampler and trainer agree; they differ only by rounding: {listing}."
-        return Finding("sampler/exact", "ok", text, evidence)
+        return Finding("sampler/exact", "ok", text)
     first, last = ends(column)
     grown = f"; it grew from {first:.2g} to {last:.2g}" if last > facts.WORSENED * first > 0 else ""
     far, beside = next((n for n in means if means[n] > _MEASURES[n].far), None), ""
     if course.log is None and "k3" in means:
-        evidence["k3"] = moved = mean(rows, "k3")
+        moved = mean(rows, "k3")
         more = "more" if means["k3"] > moved else "less"
         far = "k3" if means["k3"] > max(moved, facts.LARGE) else None
         beside = f"{more} than the updates moved the policy ({moved:.2g}): by "
     text = f"The sampler differs from the trainer by {beside}{listing}{grown}."
     if far is None:
-        return Finding("sampler/distance", "note", text, evidence)
-    return Finding("sampler/far", "warning", text, evidence, _advice(course, far, means[far]))
+        return Finding("sampler/distance", "note", text)
+    return Finding("sampler/far", "warning", text, _advice(course, far, means[far]))
 
 
 class _Measure(NamedTuple):
@@ -117,8 +115,9 @@ def _exponential(course: Course) -> Iterator[Finding]:
             f"1 would be equality, and NeMo RL's own tests ask for less than {limit:g}."
         )
         advice = "compare precisions and weights of the two engines (trustclip doctor --sampler)."
-        yield Finding("sampler/exponential", "warning" if value > limit else "note", text,
-                      {"sampler/exp_abs": value}, advice if value > limit else "")  # fmt: skip
+        far = value > limit
+        severity = "warning" if far else "note"
+        yield Finding("sampler/exponential", severity, text, advice if far else "")
 
 
 def _advice(course: Course, name: str, differs: float) -> str:

@@ -95,12 +95,11 @@ def of_run(run: Run) -> Iterator[Finding]:
         )
     name = "collapsed" if lost else "fell" if clear else "course"
     severity = "fault" if lost else "warning" if clear else "note"
-    evidence = {metric: last[1]["value"], f"{metric} at best": top[1]["value"]}
-    yield Finding(f"scores/{name}", severity, f"{text}.", evidence, advice)
+    yield Finding(f"scores/{name}", severity, f"{text}.", advice)
     cut = run.final.scores["average"].get("truncated") if run.final is not None else None
     if cut and cut > TRUNCATED:
         text = f"{percent(cut)} of the final answers were truncated."
-        yield Finding("scores/truncated", "warning", text, {"truncated": cut})
+        yield Finding("scores/truncated", "warning", text)
 
 
 def _score(step: int, score: Mapping[str, float]) -> str:

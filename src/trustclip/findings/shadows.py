@@ -116,8 +116,7 @@ def of_run(course: Course) -> Iterator[Finding]:
             f" {overlap.names[most]} is closest to {acting}: of the tokens that either cuts, both "
             f"cut {percent(overlap.jaccard[0, most], 0)} %."
         )
-    cut = {f"shadow/{overlap.names[i]}/gated": float(overlap.gated[i]) for i in every}
-    yield Finding("shadows/cut", "note", text, cut)
+    yield Finding("shadows/cut", "note", text)
 
 
 def _around(label: str, acting: str) -> bool:

@@ -24,7 +24,7 @@ def of_run(course: Course) -> Iterator[Finding]:
             if any(value != reward[0] for value in reward)
             else f"The mean reward was {first:.3g} in every update that logged it."
         )
-        yield Finding("signal/reward", "note", text, {"reward": last})
+        yield Finding("signal/reward", "note", text)
     hopeless = bool(start.of_run(course.run))  # which has its own advice
     yield from _never(course, hopeless)
     yield from _drop(course)
@@ -32,7 +32,7 @@ def of_run(course: Course) -> Iterator[Finding]:
     yield from _idle(course, hopeless)
     if broken := [share for share in values(course.rows, "nonfinite") if share]:
         text = f"Up to {percent(max(broken))} of tokens hold a number that is not finite."
-        yield Finding("signal/nonfinite", "warning", text, {"nonfinite": max(broken)})
+        yield Finding("signal/nonfinite", "warning", text)
     yield from _lengths(course, hopeless)
 
 
@@ -52,7 +52,7 @@ def _never(course: Course, hopeless: bool) -> Iterator[Finding]:
             "look at some completions (trustclip report), then take easier problems, or fine-tune "
             "on worked solutions first (sft)."
         )
-        yield Finding("signal/never", "fault", text, {name: 0.0}, "" if hopeless else advice)
+        yield Finding("signal/never", "fault", text, "" if hopeless else advice)
 
 
 def _drop(course: Course) -> Iterator[Finding]:
@@ -73,12 +73,11 @@ def _drop(course: Course) -> Iterator[Finding]:
             f"The mean reward fell from {before['reward']:.3g} to {after['reward']:.3g} with the "
             f"generation of update {after['step']}, by more than chance explains."
         )
-        evidence = {"reward": after["reward"], "update": after["step"]}
         advice = (
             f"look at the updates before update {after['step']} (trustclip report): if the policy "
             "moved far there (k3), lower the learning rate or take fewer updates per generation."
         )
-        yield Finding("signal/drop", "warning", text, evidence, advice)
+        yield Finding("signal/drop", "warning", text, advice)
 
 
 def _loss(course: Course) -> Iterator[Finding]:
@@ -93,7 +92,7 @@ def _loss(course: Course) -> Iterator[Finding]:
             "and the advantages of a group sum to 0. Its gradient is not 0 (mean norm "
             f"{fmean(gradients):.2g}); watch the reward, not the loss."
         )
-        yield Finding("signal/loss", "note", text, {"loss": most, "grad_norm": fmean(gradients)})
+        yield Finding("signal/loss", "note", text)
 
 
 def _idle(course: Course, hopeless: bool) -> Iterator[Finding]:
@@ -120,8 +119,7 @@ def _idle(course: Course, hopeless: bool) -> Iterator[Finding]:
     )  # fmt: skip
     wasted = share > facts.IDLE and not course.solved and not hopeless
     severity, advice = ("warning", advice) if wasted else ("note", "")
-    evidence = {"frac_reward_zero_std" if groups else "completions/zero_advantage": share}
-    yield Finding("signal/idle", severity, text, evidence, advice)
+    yield Finding("signal/idle", severity, text, advice)
 
 
 def _lengths(course: Course, hopeless: bool) -> Iterator[Finding]:
@@ -142,12 +140,11 @@ def _lengths(course: Course, hopeless: bool) -> Iterator[Finding]:
         )
         often = last > facts.TRUNCATED and not hopeless
         severity, advice = ("warning", advice) if often else ("note", "")
-        evidence = {"completions/clipped_ratio": last}
-        yield Finding("signal/truncated", severity, text, evidence, advice)
+        yield Finding("signal/truncated", severity, text, advice)
     if length:
         first, last = ends(length)
         course_of = (
             f"stayed at {last:.4g}" if first == last else f"went from {first:.4g} to {last:.4g}"
         )
         text = f"The mean length of completions {course_of} tokens."
-        yield Finding("signal/length", "note", text, {"completions/mean_length": last})
+        yield Finding("signal/length", "note", text)

@@ -23,16 +23,16 @@ the evaluation, and max_completion_length of the training.'
         share, at = percent(cut, 0), _at(limit)
         text = f"{share} % of the answers of the first evaluation are cut off{at}."
         advice = "raise max_tokens of the evaluation, and max_completion_length of the training."
-        yield Finding("start/cut_off", "fault", text, {"step": 0, "truncated": cut}, advice)
+        yield Finding("start/cut_off", "fault", text, advice, 0)
     elif empty >= HOPELESS:
         yield Finding(
             "start/no_answer",
             "fault",
             f"{percent(empty, 0)} % of the completions of the first evaluation hold no answer that "
             "can be read.",
-            {"step": 0, "no_answer": empty},
             "look at some completions (samples.jsonl), ask for a format of the answer in the "
             "prompt, or fine-tune on that format first (sft).",
+            0,
         )
 
 
@@ -49,11 +49,10 @@ the groups all rewards are equal.'
     equal = _share(row, "frac_reward_zero_std")
     groups = f", and in {percent(equal, 0)} % of the groups all rewards are equal" if equal else ""
     if cut >= HOPELESS:
-        share, evidence = percent(cut, 0), {"step": step, "completions/clipped_ratio": cut}
-        at = f"{_at(limit)}{groups}"
+        share, at = percent(cut, 0), f"{_at(limit)}{groups}"
         text = f"{share} % of the completions of the first generation are cut off{at}."
         advice = "raise max_completion_length, so that answers can end."
-        yield Finding("start/cut_off", "fault", text, evidence, advice)
+        yield Finding("start/cut_off", "fault", text, advice, step)
     elif equal >= HOPELESS:
         reward = row.get("reward")
         level = f" (mean {reward:.3g})" if isinstance(reward, int | float) else ""
@@ -63,9 +62,9 @@ the groups all rewards are equal.'
             "fault",
             f"{share} % of the groups of the first generation have equal rewards{level} and teach "
             "nothing.",
-            {"step": step, "frac_reward_zero_std": equal},
             "take problems that are solved sometimes but not always, take more completions of "
             "each, or fine-tune first (sft).",
+            step,
         )
 
 
@@ -112,13 +111,12 @@ training), or ask for less.']
         severity = "fault" if sum(cut) >= HOPELESS * many else "warning"
         text = f"{sum(cut)} of {many} completions are cut off at the limit."
         advice = "raise max_tokens (max_completion_length of a training), or ask for less."
-        yield Finding("start/cut_off", severity, text, {"truncated": sum(cut) / many}, advice)
+        yield Finding("start/cut_off", severity, text, advice)
     elif empty > many / 2:
         yield Finding(
             "start/no_answer",
             "fault" if empty >= HOPELESS * many else "warning",
             f"{empty} of {many} completions hold no answer that can be read.",
-            {"no_answer": empty / many},
             "ask for the format in the prompt (prompt.system), say where the answer stands "
             "(prompt.answer), or fine-tune on that format first (sft).",
         )
@@ -130,7 +128,6 @@ training), or ask for less.']
             "warning",
             f"Within each of {equal} problems the rewards are equal{level}: such groups teach "
             "nothing.",
-            {"equal": equal / len(groups)},
             "look at more problems (--n 32 --each 8); if these teach nothing either, take problems "
             "that are solved sometimes but not always, or fine-tune first (sft).",
         )

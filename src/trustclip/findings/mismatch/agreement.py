@@ -68,7 +68,6 @@ def compare(pairs: Pairs) -> Finding:
         f"sampler/{name}",
         "ok" if slight and not sharper else "warning",
         " ".join(filter(None, parts)),
-        {"mean": traces.mean, "largest": traces.largest},
     )
 
 
@@ -320,4 +319,4 @@ def too_tight(method: Method, pairs: Pairs, length: int) -> Finding | None:
         f"At {length:,} tokens this noise alone makes the gate cut {percent(share)} of tokens. "
         "Widen the threshold, or score in float32."
     )
-    return Finding("gate/bound_in_noise", "warning", text, {"gated": share})
+    return Finding("gate/bound_in_noise", "warning", text)

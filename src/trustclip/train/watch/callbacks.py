@@ -46,7 +46,7 @@ class FirstGeneration(TrainerCallback):
             return
         self._done = True
         for finding in of_generation({"step": state.global_step, **logs}, self._limit):
-            warn(self._console, f"warning at update {finding.evidence['step']}: {finding.text}")
+            warn(self._console, f"warning at update {finding.step}: {finding.text}")
 
 
 class Checkups(TrainerCallback):

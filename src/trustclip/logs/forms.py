@@ -33,14 +33,6 @@ NOTICE = mapping("Notice", {"notice": str, "text": str}, more=True)
 _NUMBERS = dict[str, float | None]
 
 
-def _check_evaluation(result: dict[str, Any]) -> dict[str, Any]:
-    conform(result, EVALUATED if "average" in result else _PART, "scores")
-    return result
-
-
-#: Scores of an evaluation, or those of its average alone.
-_EVALUATION: Any = Annotated[dict[str, Any], AfterValidator(_check_evaluation)]
-
 SUMMARY = mapping(
     "Summary",
     {
@@ -60,7 +52,7 @@ SUMMARY = mapping(
         "eval_prompt": dict[str, Any] | None,
         "tasks": dict[str, _PART],
         "average": _PART,
-        **dict.fromkeys(("initial", "final", "before", "after"), _EVALUATION | None),
+        **dict.fromkeys(("initial", "final"), EVALUATED | None),
     },
     total=False,
     more=True,

@@ -161,8 +161,7 @@ def _evaluations(
     for evaluation in _summary_evaluations(summary, last or None):
         by_step.setdefault(evaluation.step, evaluation)
     remarks = []
-    for (stage, own_step), answers in samples.answers.items():
-        step = {"before": 0, "after": last}.get(stage or "", own_step)
+    for step, answers in samples.answers.items():
         if step in by_step:
             rows = list(answers.values())
             by_step[step] = Evaluation(step, scores(rows), outcomes(rows), digest(rows))
@@ -197,10 +196,8 @@ def _logged_part(row: Row) -> Mapping[str, Any]:
 
 
 def _summary_evaluations(summary: Mapping[str, Any], last: int | None) -> Iterator[Evaluation]:
-    for name, step in (("initial", 0), ("before", 0), ("final", last), ("after", last)):
-        part = summary.get(name)
-        if isinstance(part, Mapping) and part:
-            whole = part if "average" in part else {"tasks": {}, "average": part}
-            yield Evaluation(step, whole, {})
+    for name, step in (("initial", 0), ("final", last)):
+        if scored := summary.get(name):
+            yield Evaluation(step, scored, {})
     if "tasks" in summary and "average" in summary:
         yield Evaluation(None, {key: summary[key] for key in ("tasks", "average")}, {})

@@ -142,8 +142,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        whole = bool(self.summary)
-        return bool(self.summary.get("finished", whole and self.command not in ("run", "demo")))
+        return bool(self.summary and self.summary.get("finished", True))
 
     @property
     def training(self) -> Sequence[Row]:

@@ -63,8 +63,8 @@ class Samples:
 
     #: By (stage, step, task, problem, number); the later one of a completion written twice.
     places: dict[Key, Place] = field(default_factory=dict)
-    #: Rows of evaluations by stage and step, without their texts.
-    answers: dict[tuple[str | None, int | None], dict[Key, Row]] = field(default_factory=dict)
+    #: Rows of evaluations by step, without their texts.
+    answers: dict[int | None, dict[Key, Row]] = field(default_factory=dict)
     unreadable: int = 0  # lines left out
     repeated: int = 0  # answers of evaluations written twice, of which the later counts
     odd: list[str] = field(default_factory=list)  # answers neither 0 nor 1, in words
@@ -106,7 +106,7 @@ class Samples:
                 "extracted": None if row.get("extracted") is None else "",
                 "judged": row.get("judged"),
             }
-            answers = self.answers.setdefault((stage, step), {})
+            answers = self.answers.setdefault(step, {})
             self.repeated += key in answers
             answers[key] = brief
 

@@ -166,7 +166,7 @@ def _shortened(folder: Path, left: int | None) -> Path:
     """A finished run whose log has lost its end, or all of it."""
     log, whole = folder / "metrics.jsonl", 99_999
     hashes = {log.name: {"bytes": whole, "sha256": ""}}
-    score = {"mean@2": {"value": 0.3, "low": 0.2, "high": 0.4}, "problems": 8}
+    score = {"tasks": {}, "average": {"mean@2": {"value": 0.3, "low": 0.2, "high": 0.4}}}
     summary = {"command": "run", "finished": True, "hashes": hashes, "initial": score}
     (folder / "summary.json").write_text(json.dumps(summary))
     log.write_bytes(log.read_bytes()[:left]) if left else log.unlink()

@@ -49,19 +49,11 @@ def digest(summary: Mapping[str, Any]) -> str:
 
 
 def missing_files(folder: Path, summary: Mapping[str, Any]) -> list[str]:
-    """Names of a finished model's files that are gone, or have another size than it was saved with.
-
-    Of a run whose summary has no hashes, a model is a configuration and weights.
-    """
+    """Names of a finished model's files that are gone, or have another size than when saved."""
     files = regular_files(folder / FINAL, f"{FINAL}/")
-    hashes = summary.get(HASHES)
-    recorded = {k: v for k, v in hashes.items() if _of_model(k)} if hashes else {}
-    if recorded:
-        sizes = {name: path.stat().st_size for name, path in files.items()}
-        return [name for name, entry in recorded.items() if sizes.get(name) != entry["bytes"]]
-    weights = any(name.endswith((".safetensors", ".bin")) for name in files)
-    lacking = {f"{FINAL}/config.json": f"{FINAL}/config.json" in files, f"{FINAL}/*": weights}
-    return [name for name, there in lacking.items() if not there]
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    recorded = {k: v for k, v in summary.get(HASHES, {}).items() if _of_model(k)}
+    return [name for name, entry in recorded.items() if sizes.get(name) != entry["bytes"]]
 
 
 def _of_model(name: str) -> bool:

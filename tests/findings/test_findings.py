@@ -69,6 +69,13 @@ def test_a_warning_of_a_run_is_at_the_top_of_its_page(cases) -> None:
     assert any("closed on no token" in line for line in lines if line.startswith("fault"))
 
 
+def test_no_file_outside_a_run_is_looked_at(tmp_path) -> None:
+    (tmp_path / "config.yaml").write_text("command: rl")
+    (tmp_path / "summary.json").write_text('{"hashes": {"../a.jsonl": {"bytes": 9}}}')
+    with pytest.raises(ValueError, match="a.jsonl is a link that leads out of"):
+        of_run(read_run(tmp_path))
+
+
 def test_every_threshold_is_read_somewhere() -> None:
     code = "".join(p.read_text() for p in SOURCE.rglob("*.py") if p.name != "facts.py")
     names = {name for name in vars(facts) if name.isupper()}

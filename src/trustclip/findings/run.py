@@ -17,6 +17,7 @@ from trustclip.findings.finding import Finding
 from trustclip.findings.groups import describe
 from trustclip.findings.rows import values
 from trustclip.logs.run import Run
+from trustclip.support.inside import Inside
 from trustclip.support.text import join_words, plural
 
 Subject = Callable[[Course], Iterable[Finding]]
@@ -86,7 +87,7 @@ def _shortened(run: Run) -> Iterator[Finding]:
         whole = at_end.get("bytes") if isinstance(at_end, Mapping) else None
         if not isinstance(whole, int) or not name.endswith(".jsonl"):
             continue
-        file = run.path / name
+        file = Inside(run.path).file(name)
         size = file.stat().st_size if file.is_file() else None
         if size is None:
             text = f"{name} is missing. It had {whole:,} bytes when the run ended."

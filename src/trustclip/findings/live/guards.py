@@ -62,11 +62,8 @@ class RowGuards:
         """Check a row of metrics, logged after update ``step``, and report any failure."""
         if (accuracy := _number(row, "rewards/correct/mean")) is not None:
             self._accuracy = accuracy
-        reported = {notice["notice"] for notice in self._told}
         self._complete = trends.follow(self._series, row)
         for name, look in _WATCHES.items():
-            if name in reported:
-                continue
             wrong = look(self, row)
             if wrong is not None:
                 self._streaks[name] = self._streaks.get(name, 0) + 1 if wrong else 0

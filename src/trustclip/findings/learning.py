@@ -30,7 +30,6 @@ class Learning:
       time_minus: minus those of the reference, paired by seed.
     """
 
-    runs: int
     area: Interval | None
     area_minus: Difference | None
     collapsed: Interval
@@ -114,9 +113,9 @@ def _of(
         own = Interval(own.value)
     fallen = _rate([collapsed(run) for run in runs])
     if reaches is None:
-        return Learning(len(runs), own, area, fallen)
+        return Learning(own, area, fallen)
     hits = _rate([not isnan(time_of(run, reaches)) for run in runs])
-    return Learning(len(runs), own, area, fallen, hits, _time(runs, reaches), time)
+    return Learning(own, area, fallen, hits, _time(runs, reaches), time)
 
 
 def _rate(hits: Sequence[bool]) -> Interval:

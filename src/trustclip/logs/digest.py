@@ -4,10 +4,12 @@ Everything is a sum over batches of bounded size, so a file of any length takes 
 batches and of `OPEN` steps.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -80,7 +82,7 @@ class _State:
         self.rows: list[Row] = []
         self.completions = self.tokens = 0
         self.has = {*_OPTIONAL}
-        self._open: dict[int, tuple[Window, dict[str, float]]] = {}
+        self._open: dict[int, tuple[Window, Counter[str]]] = {}
         self._last = self._done = -inf
 
     def add(self, rows: list[TokenRow]) -> None:
@@ -95,11 +97,11 @@ class _State:
         self.has &= has
         batch = token_batch(rows)
         kept = padded(rows, "kept") if "kept" in has else batch.mask
-        window, sums = self._open.setdefault(step, (Window(), {}))
+        window, sums = self._open.setdefault(step, (Window(), Counter()))
         window.add(batch, Surrogate(torch.zeros_like(batch.logp), kept & batch.mask))
         self.completions += len(rows)
         self.tokens += int(batch.mask.sum())
-        _add_completions(sums, rows, batch)
+        sums.update(_of_completions(rows, batch))
         self.close(OPEN)
 
     def close(self, keep: int) -> None:
@@ -123,22 +125,20 @@ class _State:
         return row
 
 
-def _add_completions(sums: dict[str, float], rows: Sequence[TokenRow], batch: TokenBatch) -> None:
+def _of_completions(rows: Sequence[TokenRow], batch: TokenBatch) -> dict[str, Any]:
     """Sums over completions: length, reward, groups without a difference."""
     lengths = batch.mask.sum(dim=1)
     idle = ((batch.advantages == 0) | ~batch.mask).all(dim=1)
-    values = {
+    return {
         "completions": len(rows),
         "length": float(lengths.sum()),
         "idle": float(idle.sum()),
         "reward": sum(row.reward for row in rows if row.reward is not None),
         "rewarded": sum(row.reward is not None for row in rows),
     }
-    for name, value in values.items():
-        sums[name] = sums.get(name, 0.0) + value
 
 
-def _means(sums: dict[str, float]) -> Row:
+def _means(sums: Counter[str]) -> Row:
     count = sums["completions"]
     row = {
         "completions/mean_length": sums["length"] / count,

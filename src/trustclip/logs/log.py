@@ -80,7 +80,7 @@ def gather(
     measured = list(measured)
     keys: dict[str, None] = dict.fromkeys(key for _, values in measured for key in values)
     trainer = names.trainer_of(list(keys))
-    again: list[int] = []
+    remarks: list[str] = []
     last: int | None = None
     for step, values in measured:
         metrics = {key: v for key, v in values.items() if key != "step"}
@@ -91,7 +91,7 @@ def gather(
                     f"{path} holds two runs: update {step} comes after update {last}; split it, or "
                     "log each run apart."
                 )
-            again.append(step)
+            remarks.append(f"resumed at update {step}: the later values count")
             by_step = {s: kept for s, kept in by_step.items() if s < step}
         present = by_step.setdefault(step, {"step": step})
         _require_plausible(path, present, row)
@@ -100,7 +100,6 @@ def gather(
     rows = [row for row in by_step.values() if row.keys() & names.ANSWERS]
     if not rows:
         raise ValueError(f"{path} {names.nothing_of(list(keys))}")
-    remarks = [f"resumed at update {step}: the later values count" for step in again]
     return rows, remarks, trainer
 
 

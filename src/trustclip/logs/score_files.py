@@ -77,7 +77,7 @@ def _is_foreign(one: Given, choice: Choice) -> bool:
         return False
     if choice.curve or choice.column_of or one.arm or one.path.suffix == ".csv":
         return True
-    return any(True for file in _files(one.path) if _form(file, next(_raw(file), {})))
+    return any(True for file in _files(one.path) if _form(next(_raw(file), {})))
 
 
 def _rows(paths: Sequence[Given], choice: Choice) -> Iterator[Score]:
@@ -174,7 +174,7 @@ def _of_file(path: Path, one: Given, choice: Choice) -> Iterator[Score]:
     first = next(rows, None)
     if first is None:
         raise ValueError(f"{path} holds no row.")
-    form = _form(path, first[1]) or PLAIN
+    form = _form(first[1]) or PLAIN
     columns: dict[str, str] = {}
     task = re.fullmatch(form.path, path.stem) if form.path else None
     name = task[1] if task else "scores"
@@ -299,10 +299,9 @@ def _counted(row: Score, right: object, of: object) -> Iterator[Score]:
         yield row._replace(sample=number, score=float(number < hits))
 
 
-def _form(path: Path, row: Row) -> Form | None:
+def _form(row: Row) -> Form | None:
     """The program that wrote a row; None where it may be any table."""
-    fitting = (form for form in (*FORMS, PLAIN) if form.needs <= row.keys())
-    return next(fitting, None)
+    return next((form for form in (*FORMS, PLAIN) if form.needs <= row.keys()), None)
 
 
 def _raw(path: Path) -> Iterator[Row]:

@@ -6,7 +6,6 @@ batches and of `OPEN` steps.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -23,16 +22,6 @@ from trustclip.support.jsonl import Row
 TOKENS, OPEN = 1 << 16, 8
 
 
-@dataclass(frozen=True)
-class Digest:
-    """What the tokens of a log say."""
-
-    rows: Sequence[Row]  # a row a step, with our metrics (``trustclip/...``)
-    completions: int
-    tokens: int
-    has: frozenset[str]  # columns that every row had
-
-
 #: Columns that a log may lack.
 _OPTIONAL = ("logp_old", "logp_rollout", "entropy", "kept", "step")
 #: Metrics that need a column; without it, what the window computes has no meaning.
@@ -40,7 +29,7 @@ _NEED_KEPT = ("gated", "advantage_cut", "entropy_slope/cut", "entropy_slope/kept
 _NEED_OLD = ("off_policy", "ratio", "k1", "k2", "k3", "ess", "parts")
 
 
-def digest(path: Path, rows: Iterable[TokenRow], *, two_policies: bool = False) -> Digest:
+def digest(path: Path, rows: Iterable[TokenRow], *, two_policies: bool = False) -> "Digest":
     """Metrics of all steps in one pass over rows in order of their steps.
 
     ``two_policies``: the trainer measures its ratio against the sampler, so that ``logp_old`` is
@@ -49,14 +38,14 @@ def digest(path: Path, rows: Iterable[TokenRow], *, two_policies: bool = False) 
     Raises:
       ValueError: there is no row, or steps that are done come again, as in two joined files.
     """
-    state = _State(path, two_policies)
+    found = Digest(path, two_policies)
     for chunk in _chunks(rows):
-        state.add(chunk)
-    if not state.completions:
+        found.add(chunk)
+    if not found.completions:
         raise ValueError(f"{path} holds no completion.")
-    state.close(0)
-    steps = sorted(state.rows, key=lambda row: row["step"])
-    return Digest(steps, state.completions, state.tokens, frozenset(state.has))
+    found.close(0)
+    found.rows.sort(key=lambda row: row["step"])
+    return found
 
 
 def _chunks(rows: Iterable[TokenRow]) -> Iterator[list[TokenRow]]:
@@ -74,14 +63,14 @@ def _chunks(rows: Iterable[TokenRow]) -> Iterator[list[TokenRow]]:
         yield chunk
 
 
-class _State:
-    """What is known so far, and the steps that are not done; ``has`` are columns of every row."""
+class Digest:
+    """What the tokens of a log say, as far as they were added, and the steps that are not done."""
 
     def __init__(self, path: Path, two_policies: bool) -> None:
         self.path, self.two_policies = path, two_policies
-        self.rows: list[Row] = []
+        self.rows: list[Row] = []  # a row a step, with our metrics (``trustclip/...``)
         self.completions = self.tokens = 0
-        self.has = {*_OPTIONAL}
+        self.has = {*_OPTIONAL}  # columns that every row had
         self._open: dict[int, tuple[Window, Counter[str]]] = {}
         self._last = self._done = -inf
 

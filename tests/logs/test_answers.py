@@ -7,7 +7,6 @@ ANSWERS, BENCHMARKS = [[1, 0]] * 3 + [[1, 0] * 4] * 5, ["amc"] * 3 + ["aime"] * 
 
 
 def test_benchmarks_of_unequal_samples_are_all_in_pass_at_k():
-    k = usual(ANSWERS, BENCHMARKS)
-    assert k == 2
-    (kept,), benchmarks = whole([ANSWERS], BENCHMARKS, k)
+    assert usual(ANSWERS, BENCHMARKS) == 2
+    (kept,), benchmarks = whole([ANSWERS], BENCHMARKS, 2)
     assert benchmarks == BENCHMARKS and len(kept) == 8

@@ -126,7 +126,7 @@ class _Pair:
             found = required_of_runs(
                 *self.arms(self.values), level=level, same_seeds=self.same_seeds
             )
-            share = self.group.runs[0].scale == "percent"  # no gap of shares is 1 or more
+            share = self.group.scale == "percent"  # no gap of shares is 1 or more
             return replace(found, detectable=inf) if share and found.detectable >= 1 else found
         a, b, strata, k = self.scored(kind)
         return stats.required(a, b, strata, k=k, level=level, same_seeds=self.same_seeds)

@@ -65,6 +65,11 @@ class Group:
     def seeds(self) -> list[Any]:
         return [run.seed for run in self.runs]
 
+    @property
+    def scale(self) -> str:
+        """The unit of its scores, in words."""
+        return self.runs[0].scale
+
     @cached_property
     def method(self) -> Method | None:
         """The method, where it is one of the library's or may be imported."""

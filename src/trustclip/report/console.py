@@ -161,7 +161,7 @@ def _heading(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]])
     apart = f", and those in {names[1]} apart" if len(names) > 1 else ""
     holm = f"Holm's correction counts {plural(tests, 'comparison')} in {names[0]}{apart}"
     return (
-        f"Scores{at} are in {groups[0].runs[0].scale}. Differences are to {groups[0].label}{how}. "
+        f"Scores{at} are in {groups[0].scale}. Differences are to {groups[0].label}{how}. "
         f"Brackets hold {100 * LEVEL:.0f} % intervals. {holm if tests else 'No test is possible'}."
     )
 
@@ -169,7 +169,7 @@ def _heading(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]])
 def _table(groups: Sequence[Group], by_kind: Mapping[str, Sequence[Compared]]) -> Table:
     """A row for each score and method; of several tasks first the average, then each."""
     lost = any(group.lost for group in groups)
-    unit = "%" if groups[0].runs[0].scale == "percent" else "value"
+    unit = "%" if groups[0].scale == "percent" else "value"
     heads = "score", "task", "method", "seeds", *(["lost"] * lost), unit, "difference", "p (Holm)"
     table = Table(*(Column(head, overflow="fold") for head in heads), box=None, pad_edge=False)
     tasks = groups[0].evaluations("final")[0].tasks
@@ -204,7 +204,7 @@ def _estimate(group: Group, task: str | None, metric: str) -> Estimate | Interva
 
 def _as_json(groups: Sequence[Group], comparisons: Sequence[Compared], notes: Sequence[str]) -> str:
     """Scores and comparisons, in shares of 1 or their own unit; null where not known."""
-    factor = 1 if groups[0].runs[0].scale == "percent" else 100
+    factor = 1 if groups[0].scale == "percent" else 100
     scores = [
         {"arm": group.label, "score": metric, "runs": len(group.scored), **_times(factor, estimate)}
         for group in groups

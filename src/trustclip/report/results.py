@@ -81,8 +81,7 @@ def single_table(groups: Sequence[Group]) -> Table | None:
             "There is one run of each method: none can be called better, because the intervals "
             "leave out how much training runs differ."
         )
-    title = f"Scores in {groups[0].runs[0].scale}"
-    return Table("scores", title, "method", head_of(cols), rows, notes)
+    return Table("scores", f"Scores in {groups[0].scale}", "method", head_of(cols), rows, notes)
 
 
 def _one_training(group: Group) -> bool:
@@ -128,7 +127,7 @@ def repeated_table(groups: Sequence[Group]) -> Table | None:
         ]
         rows.append(TableRow(label, cells, "ours", f"{len(group.scored)} seeds", group.series))
     notes = ["Cells are mean ± sample standard deviation (divisor n − 1) over seeds."]
-    title = f"Final scores over seeds, in {groups[0].runs[0].scale}"
+    title = f"Final scores over seeds, in {groups[0].scale}"
     return Table("seeds", title, "method", head_of(cols), rows, notes)
 
 

@@ -165,7 +165,7 @@ def _score_panels(groups: Sequence[Group]) -> list[Panel]:
         marks = [mark for group in groups for mark in _score_marks(group, metric)]
         if any(len(mark.x) > 1 for mark in marks):
             title = title_of(metric) + (", average" if several else "")
-            panels.append(Panel(title, "update", groups[0].runs[0].scale, marks))
+            panels.append(Panel(title, "update", groups[0].scale, marks))
     return panels
 
 

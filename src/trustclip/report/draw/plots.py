@@ -96,7 +96,7 @@ def _final_panel(scored: Sequence[Group]) -> Panel:
     marks += [_whisker(name, group, metric) for name, group in reversed(pairs)]
     average = ", average of the tasks" if len(tasks_of(scored)) > 1 else ""
     present = [mark for mark in marks if mark is not None]
-    return Panel(f"{title_of(metric)}{average}", scored[0].runs[0].scale, "", present, across=True)
+    return Panel(f"{title_of(metric)}{average}", scored[0].scale, "", present, across=True)
 
 
 def _difference_panel(scored: Sequence[Group], compared: Sequence[Compared]) -> Panel:

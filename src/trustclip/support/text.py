@@ -1,4 +1,4 @@
-"""Numbers and texts as people read them: percent, intervals, time, bytes, Markdown."""
+"""Numbers and texts as people read them: percent, intervals, time, Markdown."""
 
 import math
 import re
@@ -97,18 +97,6 @@ def duration(seconds: float | None) -> str:
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def readable(size: float) -> str:
-    """A number of bytes in binary units.
-
-    Example:
-      >>> readable(910592), readable(3.2e10), readable(0)
-      ('889 KiB', '29.8 GiB', '0 B')
-    """
-    power = 0 if size < 1 else min(4, int(math.log(size, 1024)))
-    value, unit = size / 1024**power, ("B", "KiB", "MiB", "GiB", "TiB")[power]
-    return f"{value:.1f} {unit}" if power and value < 100 else f"{value:.0f} {unit}"
 
 
 def one_line(value: object) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 from trustclip import stats
 from trustclip.findings.comparison import LEVEL, Compared, compare
 from trustclip.findings.groups import Group, group_runs, shared_answers
-from trustclip.findings.learning import Learning, learning, time_of
+from trustclip.findings.learning import Learning, learning, threshold, time_of
 from trustclip.findings.scores import LEFT, collapsed, mean_of
 from trustclip.logs.answers import of_answers
 from trustclip.logs.run import Evaluation, Run
@@ -174,7 +174,18 @@ class Miniature:
 
 def table(mini: Miniature) -> str:
     """The table that the suite writes."""
-    return SuiteTable.of(mini.runs, COMMAND, REACHES).markdown()
+    groups, entry = group_runs(mini.runs), mini.runs[0].entry
+    recipes = [run.config for run in mini.runs]
+    about = {
+        "name": entry["suite"],
+        "command": COMMAND,
+        "reference": entry["reference"],
+        "reaches": threshold(groups, REACHES),
+        "seeds": sorted({run.seed for run in mini.runs}),
+        "steps": sorted({run["rl"]["max_steps"] for run in recipes}),
+        "k": sorted({run["eval"]["k"] for run in recipes if run["eval"]}),
+    }
+    return SuiteTable(about, groups).markdown()
 
 
 def sentences(mini: Miniature) -> list[str]:

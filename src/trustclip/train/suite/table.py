@@ -14,8 +14,8 @@ from rich.text import Text
 
 from trustclip.findings.comparison import Compared, compare
 from trustclip.findings.conditions import unlike_settings
-from trustclip.findings.groups import Group, group_runs
-from trustclip.findings.learning import learning, threshold
+from trustclip.findings.groups import Group
+from trustclip.findings.learning import learning
 from trustclip.logs.reader import Run, read_run
 from trustclip.logs.samples import Samples
 from trustclip.report.results import comparison_table, learning_table, p_text, single_table
@@ -36,20 +36,6 @@ class SuiteTable:
 
     about: Mapping[str, Any]
     groups: Sequence[Group]
-
-    @classmethod
-    def of(cls, runs: Sequence[Run], command: str, reaches: float | None = None) -> "SuiteTable":
-        """The table again, from all finished runs of a suite."""
-        groups, entry = group_runs(runs), runs[0].entry
-        about = {
-            "name": entry["suite"],
-            "command": command,
-            "reference": entry["reference"],
-            "reaches": threshold(groups, reaches),
-            "seeds": sorted({run.seed for run in runs}),
-            **_budgets([run.config for run in runs]),
-        }
-        return cls(about, groups)
 
     @cached_property
     def compared(self) -> dict[str, list[Compared]]:
@@ -136,7 +122,7 @@ class Results:
 
     def table(self) -> SuiteTable:
         """The table of what is finished so far."""
-        reference = self._plan.reference
+        reference, recipes = self._plan.reference, [job.settings for job in self._plan.runs]
         groups = [
             Group(
                 label, model, setting, self._runs.get((setting, label), []), 0, label == reference
@@ -150,17 +136,10 @@ class Results:
             "reference": reference,
             "reaches": self._plan.settings.reaches,
             "seeds": list(self._plan.settings.seeds),
-            **_budgets([job.settings for job in self._plan.runs]),
+            "steps": sorted({run["rl"]["max_steps"] for run in recipes}),
+            "k": sorted({run["eval"]["k"] for run in recipes if run["eval"]}),
         }
         return SuiteTable(about, groups)
-
-
-def _budgets(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Updates of the runs, and samples of each problem."""
-    return {
-        "steps": sorted({run["rl"]["max_steps"] for run in settings}),
-        "k": sorted({run["eval"]["k"] for run in settings if run["eval"]}),
-    }
 
 
 def _text(share: Any) -> str:

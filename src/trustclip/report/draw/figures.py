@@ -3,9 +3,8 @@
 import io
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,19 +58,20 @@ class Picture:
     """A figure as it was drawn: the whole sheet for files, and for a page each of its panels.
 
     Args:
-      pdf: makes the sheet once more, for a paper.
+      sheet: Matplotlib's, of which a PDF is made for a paper.
       shared: SVG that holds what the panels refer to, and shows nothing.
     """
 
     svg: str
-    pdf: Callable[[], bytes]
+    sheet: Any
     panels: Sequence[Markup]
     shared: Markup
 
     def save(self, figure: Figure, folder: Path) -> list[Path]:
         """Write the sheet as PDF and as SVG, for a paper."""
         paths = [folder / f"{figure.key}.pdf", folder / f"{figure.key}.svg"]
-        paths[0].write_bytes(self.pdf())
+        with plt.rc_context(STYLE):
+            self.sheet.savefig(paths[0], format="pdf", metadata={"CreationDate": None})
         paths[1].write_text(self.svg, encoding="utf-8")
         return paths
 
@@ -110,14 +110,7 @@ def draw(figure: Figure) -> Picture:
         top = 72 * sheet.get_figheight()
         svg = as_svg(sheet)
     places = [(x, top - y1, x1 - x, y1 - y) for x, y, x1, y1 in boxes]
-    return Picture(svg, partial(_as_pdf, sheet), *panels_for_page(svg, plain, places))
-
-
-def _as_pdf(sheet: Any) -> bytes:
-    file = io.BytesIO()
-    with plt.rc_context(STYLE):
-        sheet.savefig(file, format="pdf", metadata={"CreationDate": None})
-    return file.getvalue()
+    return Picture(svg, sheet, *panels_for_page(svg, plain, places))
 
 
 def _size(panels: Sequence[Panel]) -> tuple[float, float]:

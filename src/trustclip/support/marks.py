@@ -165,21 +165,3 @@ def sections(cls: type) -> Mapping[str, type]:
     """The settings of a class that are settings themselves, such as the stages of a recipe."""
     kinds = {name: class_in(hint) for name, hint in get_type_hints(cls).items()}
     return {name: kinds[name] for name in fields_of(cls) if kinds[name] is not None}
-
-
-def completed(cls: type, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run of an older release, with what it did by today's settings.
-
-    Example:
-      >>> @dataclass
-      ... class Settings:
-      ...     exclude: Annotated[str, Since(before="none")] = "tests"
-      >>> completed(Settings, {})
-      {'exclude': 'none'}
-    """
-    before = {name: mark.before for name, mark in marked(cls, Since).items() if mark.same is None}
-    whole = {**before, **settings}
-    inner = {
-        name: kind for name, kind in sections(cls).items() if isinstance(whole.get(name), dict)
-    }
-    return whole | {name: completed(kind, whole[name]) for name, kind in inner.items()}

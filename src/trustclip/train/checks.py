@@ -42,17 +42,11 @@ def _(settings: str) -> Iterator[Complaint]:
 
 
 @complaints.register
-def _(settings: TrySettings) -> Iterator[Complaint]:
+def _(settings: TrySettings | InitSettings) -> Iterator[Complaint]:
     yield from _source(settings.dataset, settings.columns)
     yield from ((("reward",), text) for text in rewarding.complaints(settings.reward))
-
-
-@complaints.register
-def _(settings: InitSettings) -> Iterator[Complaint]:
-    if settings.dataset is not None:
-        yield from _source(settings.dataset, settings.columns)
-    yield from ((("reward",), text) for text in rewarding.complaints(settings.reward))
-    yield from _method(settings.method, limits.ENGINES["TRL"])
+    if isinstance(settings, InitSettings):
+        yield from _method(settings.method, limits.ENGINES["TRL"])
 
 
 @complaints.register

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from rich.table import Column
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -81,10 +82,8 @@ class SuiteTable:
 
     def overview(self) -> Grid:
         """Final Mean@K and its difference from the reference, for a terminal."""
-        grid = Grid(box=None, pad_edge=False)
         heads = ("method", "runs", "Mean@K %", f"minus {self.about['reference']}", "p (Holm)", "")
-        for header in heads:
-            grid.add_column(header, overflow="fold")
+        grid = Grid(*(Column(head, overflow="fold") for head in heads), box=None, pad_edge=False)
         several = len({group.setting for group in self.groups}) > 1
         gaps = {id(c.group): c for c in self.compared["mean"]}
         for group in self.groups:

@@ -127,22 +127,6 @@ def names_code(text: object) -> bool:
     return isinstance(text, str) and ":" in text
 
 
-def beside(value: Any, folder: Path) -> Any:
-    """A value of a file in ``folder``, with the Python files that it names found beside it.
-
-    A file that is not there stays relative to the working directory.
-    """
-    if isinstance(value, Mapping):
-        return {key: beside(item, folder) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [beside(item, folder) for item in value]
-    if not isinstance(value, str):
-        return value
-    where, colon, name = value.rpartition(":")
-    path = folder / where
-    return f"{path}{colon}{name}" if where.endswith(".py") and path.is_file() else value
-
-
 def _module_of_file(path: Path) -> ModuleType:
     """The module of a file, whose name is the path, so that its classes are named after it."""
     name, file = str(path), path.resolve()

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from trustclip.support import yaml_files
-from trustclip.support.consent import ALL, beside, consent, names_in
+from trustclip.support.consent import ALL, consent, names_in
 from trustclip.support.marks import Since, marked, sections
 from trustclip.support.names import nearest, unknown
 from trustclip.support.settings import (
     PARTS,
-    Complaint,
     Rules,
     Source,
     apply_changes,
@@ -147,6 +146,22 @@ def read_recipe(path: Path, changes: Mapping[str, Any]) -> Recipe:
     return build(Recipe, content, Source(str(path), lines, changes))
 
 
+def beside(value: Any, folder: Path) -> Any:
+    """A value of a file in ``folder``, with the Python files that it names found beside it.
+
+    A file that is not there stays relative to the working directory.
+    """
+    if isinstance(value, Mapping):
+        return {key: beside(item, folder) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [beside(item, folder) for item in value]
+    if not isinstance(value, str):
+        return value
+    where, colon, name = value.rpartition(":")
+    path = folder / where
+    return f"{path}{colon}{name}" if where.endswith(".py") and path.is_file() else value
+
+
 def preset(command: str, name: str) -> dict[str, Any]:
     """Plain values of ``--preset NAME`` of a command.
 
@@ -193,17 +208,15 @@ def build(cls: type[T], content: dict[str, Any], source: Source) -> T:
     Raises:
       ValueError: all errors, each with its place.
     """
-    errors: list[Complaint] = []
     whole = cls is Recipe
     source = source._replace(aliases=ALIASES) if whole else source
     apply_changes(cls, content, source)
     depends = {"num_iterations": _SCHEDULE, "num_generations": _SCHEDULE}
     rules = Rules(complaints, SECTIONS if whole else {}, depends, _proper_place)
-    settings, wrong = validated(cls, content, rules)
+    settings, errors = validated(cls, content, rules)
     model = content.get("model")
     if isinstance(model, str) and content.get("backend") != "openai":
-        wrong += [(("model",), text) for _, text in complaints(model)]
-    errors += wrong
+        errors += [(("model",), text) for _, text in complaints(model)]
     if not errors:
         place, stage = (("rl",), settings.rl) if whole else ((), settings)
         errors += [((*place, *where), text) for where, text in of_engine(stage)]

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +93,16 @@ def test_without_slurm_here_is_told(folder, monkeypatch):
         pytest.skip("needs submitit, and no Slurm")
     with pytest.raises(ValueError, match="finds no sbatch and srun here"):
         Slurm(Resources())
+
+
+@pytest.mark.parametrize(("hours", "minutes", "save"), [(1, 60, 600), (0.1, 6, 180)])
+def test_a_job_is_told_ten_minutes_before_its_limit_or_at_half_of_it(
+    monkeypatch, hours, minutes, save
+):
+    monkeypatch.setattr(shutil, "which", str)
+    monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace())
+    asked = Slurm(Resources(hours=hours))._parameters("run")
+    assert (asked["timeout_min"], asked["slurm_signal_delay_s"]) == (minutes, save)
 
 
 def test_resources_of_the_command_line():

@@ -3,7 +3,9 @@
 import io
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from rich.console import Console
@@ -13,12 +15,12 @@ from trustclip.support.jsonl import append_jsonl
 from trustclip.train.eval import open_backend, run_evaluation
 from trustclip.train.evaluation.backends.local import Completion
 from trustclip.train.evaluation.backends.served import Served
-from trustclip.train.evaluation.evaluate import Plan, recover, sample
+from trustclip.train.evaluation.evaluate import Evaluation, Plan, recover, sample
 from trustclip.train.files import preset
 from trustclip.train.problems.problem import Problem
 from trustclip.train.problems.verify.pool import WorkerPool
 from trustclip.train.runs.directory import RunDirectory
-from trustclip.train.settings.stages import EvalSettings
+from trustclip.train.settings.stages import EvalSettings, RecipeEval
 
 
 def quiet():
@@ -81,6 +83,17 @@ def test_rows_and_scores_by_hand():
     assert average["curve"]["pass"] == pytest.approx([3 / 8, 5 / 8, 3 / 4, 3 / 4])
     assert average["curve"]["mean"][-1] == average["mean@4"]["value"] == pytest.approx(3 / 8)
     assert average["curve"]["pass"][-1] == average["pass@4"]["value"]
+
+
+def test_while_training_each_seed_and_each_update_has_samples_of_its_own(tmp_path, monkeypatch):
+    backend, chosen = Scripted(ANSWERS), RecipeEval(tasks="a", k=2, batch_size=8)
+    monkeypatch.setattr(Evaluation, "_backend", lambda *_: backend)
+    for seed, step in [(0, 8), (0, 4), (1, 8), (0, 8)]:
+        run = RunDirectory(tmp_path / str(len(backend.asked)), "eval", chosen)
+        trainer: Any = MagicMock(state=SimpleNamespace(global_step=step))
+        Evaluation(chosen, seed, {"a": TASKS["a"]}, run, quiet())(trainer)
+    seeds = [seed for _, seed in backend.asked]
+    assert seeds[0] == seeds[3] and len(set(seeds)) == 3
 
 
 def test_timeouts_are_told_by_row_and_by_task(monkeypatch):
@@ -162,7 +175,5 @@ def test_backends_are_chosen_by_name(tmp_path):
     assert isinstance(open_backend(replace(asked, backend="openai")), Served)
     with pytest.raises(ValueError, match="backend"):
         replace(asked, backend="sglang")
-    with pytest.raises(ValueError, match="must start with http"):
-        open_backend(replace(asked, backend="openai", base_url="file:///etc"))
     with pytest.raises(ValueError, match="no model"):
         run_evaluation(replace(asked, model="./nowhere"), quiet())

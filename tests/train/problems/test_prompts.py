@@ -2,7 +2,7 @@
 
 import pytest
 
-from trustclip.train.problems.prompts import STYLES, messages, prompt_style, set_chat_template
+from trustclip.train.problems.prompts import STYLES, messages, set_chat_template
 from trustclip.train.problems.verify import extract_answer
 
 OBEDIENT = {
@@ -20,11 +20,6 @@ def test_problem_text_is_kept_and_the_obedient_answer_found(name):
     assert problem in conversation[-1]["content"]
     assert [m["role"] for m in conversation][-1] == "user"
     assert extract_answer(OBEDIENT[name], STYLES[name].extraction) == "3"
-    assert prompt_style(name).name == name
-
-
-def test_plain_is_the_problem_alone():
-    assert messages("1+2", "plain") == [{"role": "user", "content": "1+2"}]
 
 
 @pytest.fixture

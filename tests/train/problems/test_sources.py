@@ -257,13 +257,10 @@ def test_columns_are_found_by_their_aliases(tmp_path, row, expected):
 @pytest.mark.parametrize(
     ("gold", "integer", "expected"),
     [
-        (142.0, False, "142"),
-        ("-4.00", False, "-4"),
         (2**60, False, str(2**60)),
         (" x+1 ", False, "x+1"),
         ("070", False, "070"),
         (r"\{1, 2\}", False, r"\{1, 2\}"),
-        ("070", True, "70"),
         (r"$336^{\circ}$", True, "336"),
         (r"$\boxed{1,234}$", True, "1234"),
         (2**53, True, str(2**53)),
@@ -274,7 +271,7 @@ def test_golds_are_normalised(gold, integer, expected):
 
 
 @pytest.mark.parametrize(
-    "gold", ["1/2", "four", r"\frac{1}{2}", "4.5", str(2**53 + 1), "-" + "9" * 30]
+    "gold", ["1/2", "four", r"\frac{1}{2}", "4.5", ["4", "4.5"], str(2**53 + 1), "-" + "9" * 30]
 )
 def test_golds_of_integer_sources_must_be_exact_integers(gold):
     with pytest.raises(rows.RowError):

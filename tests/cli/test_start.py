@@ -24,7 +24,7 @@ def here(tmp_path, monkeypatch):
 
 
 def test_a_trial_shows_prompt_answer_reward_length_and_speed(here, capsys):
-    assert main(["try", "tiny", "--dataset", "arithmetic", "--n", "4", "--max-tokens", "6"]) == 0
+    assert main(["try", "tiny", "--dataset", "arithmetic", "--n", "3", "--max-tokens", "6"]) == 0
     out = capsys.readouterr().out
     assert "problem 2 of 2, gold answer" in out and "  | " in out
     assert out.count("\ncompletion ") == 4 and "reward 0, " in out
@@ -51,7 +51,6 @@ def test_a_trial_of_own_data_and_rewards(here, capsys):
         ("try tiny", "`dataset` is missing"),
         ("try --dataset arithmetic", "MODEL|RECIPE is missing"),
         ("try tiny --dataset arithmetic --each 0", "greater than or equal to 1"),
-        ("try tiny --dataset arithmetic --max-token 3", "did you mean 'max_tokens'?"),
         ("try nothing.yaml", "no file 'nothing.yaml'"),
         ("init --model tinny --dataset arithmetic", "Did you mean 'tiny'?"),
         ("init --model tiny --dataset sums.jsonl", "the row has text, label"),

@@ -1,6 +1,8 @@
 """What is said of a run while it trains; the golden runs have what is said of it afterwards."""
 
 import io
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -27,12 +29,17 @@ def test_a_change_within_its_noise_is_not_called_a_fall() -> None:
     assert scatter([1.0, 2.0]) is None
 
 
-def test_the_line_on_the_terminal_shows_the_entropy_of_all_completions() -> None:
+def test_the_line_on_the_terminal_shows_the_entropy_of_all_completions(monkeypatch) -> None:
+    """And the time that is left, by the pace of this attempt: it began after six of ten updates."""
+    clock = SimpleNamespace(monotonic=count(0.0, 60.0).__next__)
+    monkeypatch.setattr("trustclip.train.runs.progress.time", clock)
     out = io.StringIO()
     with Stage(Console(file=out, width=100), "rl", total=2) as stage:
+        stage.resume(6, 10)
         stage.step({"reward": 0.0, "entropy": 1.4, "trustclip/sampling_entropy": 1.15})
         stage.step({"entropy": 0.9})
-    assert out.getvalue().count("entropy 1.150") == 2
+    said = out.getvalue()
+    assert said.count("entropy 1.150") == 2 and "eta 3 min 0 s" in said and "eta 2 min 0 s" in said
 
 
 # Settings

@@ -93,6 +93,7 @@ def test_recording_changes_no_sample_and_is_what_was_sampled_with(
 def test_a_cut_off_of_the_models_own_is_in_what_is_recorded(tmp_path):
     model, _ = fresh_model()
     model.generation_config.min_p = 0.5
+    model.generation_config.top_k = 2  # the trainer's is 0: none
     trainer = build(tmp_path, model=model, method="icepop", decoder="transformers")
     output = trainer._generate_and_score_completions([{"prompt": text} for text in PROMPTS])
     names = ("prompt_ids", "completion_ids", "prompt_mask", "completion_mask")

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import durable_runs
 import numpy as np
@@ -17,6 +17,7 @@ import trl_runs
 
 import trustclip as tc
 from trustclip.engines.trl.recording.tokens import BYTES, Plan, TokenSampler, pieces
+from trustclip.findings.live.recorder import token_sampler
 from trustclip.logs.tokens import read_tokens, token_batch
 from trustclip.train.runs.directory import RunDirectory
 
@@ -118,6 +119,16 @@ def test_killed_and_continued_leaves_the_same_files(whole, tmp_path):
 
 
 # -- which ones ------------------------------------------------------------------------------------
+
+
+def test_problems_are_counted_over_a_generation_of_all_ranks():
+    args = SimpleNamespace(
+        steps_per_generation=4, num_iterations=1, gradient_accumulation_steps=2, seed=0,
+        per_device_train_batch_size=6, world_size=2, num_generations=8,
+    )  # fmt: skip
+    trainer, run = SimpleNamespace(args=args, processing_class=None), SimpleNamespace(tokens=None)
+    sampler = token_sampler(trainer, (1, 8, 1.0), 10, cast(Any, run))
+    assert (sampler.group, sampler.prompts, sampler.plan.per_generation) == (8, 6, 2)
 
 
 @pytest.mark.parametrize("per_generation", [1.0, 2.0, 16.0, 0.5])

@@ -89,6 +89,11 @@ def test_a_state_of_our_trainer_without_rewards_is_read_by_our_names(tmp_path: P
     assert "The policy moved by 0.01 nats" in text and "how far the policy moved" not in text
 
 
+def test_where_each_update_has_new_samples_no_move_is_asked_for(stock: Path) -> None:
+    text = said(stock / "inert")
+    assert "how far the policy moved" not in text and "This log does not say: " in text
+
+
 def test_a_run_in_progress_is_unfinished(stock: Path) -> None:
     text = said(stock / "acting" / "checkpoint-4" / "trainer_state.json")
     assert text.startswith("checkpoint-4: TRL, trainer_state.json, 4 updates, unfinished.")

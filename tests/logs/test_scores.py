@@ -154,8 +154,8 @@ def test_families_are_the_units_and_are_found(tmp_path):
     rng = np.random.default_rng(1)
     effect = rng.normal(0, 0.25, 20)
     rows = [
-        {"arm": arm, "seed": 0, "problem": f"{chr(97 + f)}-{i}", "template": f, "sample": k,
-         "score": int(rng.random() < np.clip(0.5 + effect[f] * (arm == "b"), 0, 1))}
+        {"arm": arm, "seed": 0, "problem": f"{'xy'[f % 2]}-{chr(97 + f)}-{i}", "template": f,
+         "sample": k, "score": int(rng.random() < np.clip(0.5 + effect[f] * (arm == "b"), 0, 1))}
         for arm in "ab" for f in range(20) for i in range(10) for k in range(4)
     ]  # fmt: skip
     path = written(tmp_path / "scores.jsonl", rows)

@@ -18,6 +18,7 @@ from trustclip.constraints.noise import capped_weight, cut_by_noise, effective_s
 from trustclip.constraints.sampler import Pairs
 from trustclip.engines.trl.scoring.floor import WAYS, floor_of, with_floor
 from trustclip.findings.mismatch.agreement import TITLES, compare, damage, too_tight
+from trustclip.findings.mismatch.traces import Traces
 from trustclip.train.settings.stages import DemoSettings
 
 ROOT = Path(__file__).parents[2]
@@ -75,8 +76,13 @@ def test_a_tail_that_the_trainer_has_itself_is_called_routing() -> None:
     pairs = drawn.pairs(flipped, flipped, drawn.z, half=True)
     assert pairs.floor is not None
     assert "does not differ from itself in this way" in compare(pairs).sentence
-    itself = {"precision": pairs.sampler - pairs.trainer}
-    assert "the routing of the model is the cause" in compare(replace(pairs, floor=itself)).sentence
+    itself = pairs.sampler - pairs.trainer
+    itself[: len(itself) // 4] = 0
+    pairs = replace(pairs, floor={"precision": itself})
+    seen = Traces(pairs)
+    assert seen.floor is not None and seen.floor.tail < 0.8 * seen.tail
+    share = f"{100 * seen.floor.tail:.2g} % of the tokens"
+    assert f"{share}: the routing of the model is the cause" in compare(pairs).sentence
 
 
 def test_the_floor_of_a_model_is_what_its_own_passes_differ_by() -> None:

@@ -124,11 +124,9 @@ def test_a_gate_closes_on_no_more_tokens_as_its_thresholds_widen(method):
         (["both"], "no threshold can be suggested for 'both'"),
         (["full_kl"], "needs `kl_old_new`"),
         (["trpo"], "statistics over all ranks"),
-        (["atrr"], "did you mean 'atr'"),
         (["atr", "--share", "0"], "the share must be between 0 and 1, got 0"),
         (["atr", "--share", "few"], "`share` should be a valid number"),
         (["clip", "--share", "0.9"], "no threshold of 'clip' would have cut 90.00 %"),
-        (["{name: atr, detla: 0.1}"], "did you mean 'delta'"),
     ],
 )
 def test_what_it_cannot_suggest_it_refuses_in_one_sentence(log, arguments, words, capsys):

@@ -507,18 +507,18 @@ def test_the_report_of_one_run_goes_into_its_folder(tmp_path):
     (path / "config.yaml").write_text("command: demo\nmethod: atr\nseed: 0\n")
     rows = [{"stage": "rl", "step": s, "entropy": 0.5, "trustclip/gated": 0.0} for s in range(1, 5)]
     append_jsonl(path / "metrics.jsonl", rows)
-    answers = {"before": [0, 1], "after": [1, 1]}
+    answers = {0: [0, 1], 4: [1, 1]}  # by step
     append_jsonl(
         path / "samples.jsonl",
         [
-            {"stage": stage, "task": "arithmetic", "id": f"arithmetic: {p}", "k": k, "correct": c,
-             "tokens": 3, "extracted": "1", "response": "1", "truncated": False, "judged": "direct"}
-            for stage, given in answers.items() for p in range(8) for k, c in enumerate(given)
+            {"stage": "eval", "step": step, "task": "arithmetic", "id": f"arithmetic: {p}", "k": k,
+             "correct": c, "tokens": 3, "extracted": "1", "response": "1", "truncated": False}
+            for step, given in answers.items() for p in range(8) for k, c in enumerate(given)
         ],
     )  # fmt: skip
-    parts = {stage: {"mean@2": {"value": sum(a) / 2}} for stage, a in answers.items()}
-    summary = {"command": "demo", "method": ATR, "finished": True, **parts}
-    write_json(path / "summary.json", summary)
+    scored = {"tasks": {}, "average": {"mean@2": {"value": 0.5}}}
+    summary = {"command": "demo", "method": ATR, "finished": True}
+    write_json(path / "summary.json", {**summary, "initial": scored, "final": scored})
     assert write_page(path, "A small policy learns") == "report.html"
     text = (path / "report.html").read_text()
     assert "raised Mean@2 from 50.0 to 100.0\N{NO-BREAK SPACE}%" in text

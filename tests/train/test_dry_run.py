@@ -120,7 +120,7 @@ def test_minutes_follow_from_the_rate_of_this_machine(tmp_path, monkeypatch):
     preflight.run_longest(made, Console(file=out, width=200), preflight.Longest((), 36))
     update = made.rl.per_device_train_batch_size * made.rl.gradient_accumulation_steps
     tokens = (4 * made.rl.samples + 12 * update) * (36 + made.rl.max_completion_length)
-    assert f"about {tokens / 0.5 / 60:.0f} minutes and more than 3.7 GiB" in out.getvalue()
+    assert f"about {tokens / 0.5 / 60:.0f} minutes and more than 3.73 GiB" in out.getvalue()
 
 
 def test_a_large_model_on_a_cpu_is_planned_and_not_run(tmp_path):

@@ -42,6 +42,8 @@ class Supply:
     #: Some sequences come without candidates, and only ``centered`` leaves those as they are.
     candidates_of_some: bool = False
     no_turns: str = ""  # why gaps in the mask do not separate turns; empty where they do
+    #: Why the standard deviation of a group does not divide its advantages; empty where it does.
+    unscaled: str = ""
 
     def without(self, name: str, why: str) -> Self:
         """The same without a field; ``why`` ends the sentence *"it needs `name`, and ..."*."""
@@ -75,8 +77,14 @@ ENGINES: dict[str, Supply] = {
             frozenset({"logp_rollout", "candidates"}),
             old_is_sampler=True,
             candidates_of_some=True,
+            unscaled="its orchestrator subtracts the mean alone",
         ),
-        Supply("Tinker", frozenset({"logp_rollout"}), old_is_sampler=True),
+        Supply(
+            "Tinker",
+            frozenset({"logp_rollout"}),
+            old_is_sampler=True,
+            unscaled="its cookbook subtracts the mean alone",
+        ),
         Supply(
             "Stable-Baselines3",
             frozenset({"entropy", "keys", "kl_old_new", "kl_new_old", "logp_rollout"}),
@@ -130,6 +138,12 @@ loss; train it with trustclip.engines.trl.
     turns = any(getattr(one, "level", None) == "turn" for one in parts_of(method))
     if turns and supply.no_turns:
         return f"{start} measures turns, and {supply.no_turns}; use level 'sequence' or 'token'."
+    thresholds = [one for part in parts_of(method) for _, one in getattr(part, "controllers", ())]
+    if supply.unscaled and any(getattr(one, "by", None) == "difficulty" for one in thresholds):
+        return (
+            f"{start} reads how hard a prompt is off advantages that the standard deviation of "
+            f"their group divides, and {supply.unscaled}."
+        )
     if method.statistics_over is not None and not supply.whole_loop:
         return (
             f"{start} measures statistics over all ranks (per "

@@ -3,7 +3,7 @@
 # ruff: noqa: RUF009 (`_option` and `config_field` make a field of a dataclass)
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
 
 from trustclip.constraints.base import HINTS, Method, Trait, methods
@@ -184,6 +184,9 @@ def supply(args: ConstrainedGRPOConfig) -> Supply:
     The sampler's log-probabilities come from vLLM, trustclip's decoder, or `generate`, recorded.
     """
     most = limits.ENGINES["TRL"]
+    if args.scale_rewards != "group":
+        why = f"scale_rewards={args.scale_rewards!r} does not; set scale_rewards='group'"
+        most = replace(most, unscaled=why)
     for reason in _no_candidates(args):
         most = most.without("candidates", reason)
     if args.use_vllm or not args.use_transformers_continuous_batching:

@@ -44,6 +44,8 @@ BUILT_IN = (
 
 ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
+#: Whether advantages are divided by the standard deviation of their group.
+NORM = "algorithm.norm_adv_by_std_in_grpo"
 BYPASS = f"{CORRECTION}.bypass_mode"
 
 #: Whether verl's engines hand on the log-probabilities that they sampled with.
@@ -165,7 +167,7 @@ def remarks(config: Mapping[str, Any], verl: Installed) -> Iterator[Remark]:
     yield from _bypass_mode(config)
     yield from _ignored_settings(config, settings)
     if chosen is not None:
-        yield from _turns(config, chosen)
+        yield from _advantages(config, chosen)
         yield from _sampler(config, settings, chosen)
         yield from _inert(config, chosen)
     yield from _scale(config)
@@ -237,13 +239,18 @@ def _bypass_mode(config: Mapping[str, Any]) -> Iterator[Remark]:
     )
 
 
-def _turns(config: Mapping[str, Any], chosen: Method) -> Iterator[Remark]:
-    """An error where verl drops single tokens, so that a gap in the mask is no end of a turn."""
+def _advantages(config: Mapping[str, Any], chosen: Method) -> Iterator[Remark]:
+    """An error where verl's mask or advantages do not mean what the method reads off them."""
+    supplied = ENGINES["verl"]
     masks = str(read(config, f"{CORRECTION}.rollout_rs") or "")
     if "token" in masks and not read(config, BYPASS, False):
+        # A gap in the mask is then no end of a turn.
         why = f"{CORRECTION}.rollout_rs={masks} masks tokens inside of turns"
-        if problem := refusal(chosen, replace(ENGINES["verl"], no_turns=why)):
-            yield _error(problem)
+        supplied = replace(supplied, no_turns=why)
+    if not read(config, NORM, True):
+        supplied = replace(supplied, unscaled=f"{NORM}=False; set it to True")
+    if problem := refusal(chosen, supplied):
+        yield _error(problem)
 
 
 def _sampler(

@@ -78,7 +78,7 @@ def run_longest(recipe: Recipe, console: Console, hardest: Longest) -> int:
         reason = str(error).partition("\n")[0]
         console.print(f"longest batch: OUT OF MEMORY. {reason}", highlight=False, markup=False)
         return 1
-    line = f"longest batch: {used / 2**30:.1f} GiB at the peak, two updates in"
+    line = f"longest batch: {used / 2**30:.3g} GiB at the peak, two updates in"
     seconds = time.monotonic() - start
     console.print(f"{line} {seconds:.0f} s.", highlight=False, markup=False)
     if not torch.cuda.is_available():
@@ -102,7 +102,7 @@ def _too_much(recipe: Recipe, hardest: Longest) -> str | None:
     least = weights * kind.itemsize * (1 if recipe.rl.lora_r else 4)
     free = psutil.virtual_memory().available
     if least > free:
-        return f"It needs more than {least / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free."
+        return f"It needs more than {least / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free."
     settings = recipe.rl
     length = hardest.tokens + settings.max_completion_length
     update = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
@@ -114,7 +114,7 @@ def _too_much(recipe: Recipe, hardest: Longest) -> str | None:
         return None
     return (
         f"On this CPU it would take about {seconds / 60:.0f} minutes and more than "
-        f"{least / 2**30:.1f} GiB; run it on a GPU."
+        f"{least / 2**30:.3g} GiB; run it on a GPU."
     )
 
 

@@ -3,8 +3,9 @@
 import io
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,20 +59,19 @@ class Picture:
     """A figure as it was drawn: the whole sheet for files, and for a page each of its panels.
 
     Args:
-      sheet: Matplotlib's, of which a PDF is made for a paper.
+      pdf: makes the sheet once more, for a paper.
       shared: SVG that holds what the panels refer to, and shows nothing.
     """
 
     svg: str
-    sheet: Any
+    pdf: Callable[[], bytes]
     panels: Sequence[Markup]
     shared: Markup
 
     def save(self, figure: Figure, folder: Path) -> list[Path]:
         """Write the sheet as PDF and as SVG, for a paper."""
         paths = [folder / f"{figure.key}.pdf", folder / f"{figure.key}.svg"]
-        with plt.rc_context(STYLE):
-            self.sheet.savefig(paths[0], format="pdf", metadata={"CreationDate": None})
+        paths[0].write_bytes(self.pdf())
         paths[1].write_text(self.svg, encoding="utf-8")
         return paths
 
@@ -110,7 +110,14 @@ def draw(figure: Figure) -> Picture:
         top = 72 * sheet.get_figheight()
         svg = as_svg(sheet)
     places = [(x, top - y1, x1 - x, y1 - y) for x, y, x1, y1 in boxes]
-    return Picture(svg, sheet, *panels_for_page(svg, plain, places))
+    return Picture(svg, partial(_as_pdf, sheet), *panels_for_page(svg, plain, places))
+
+
+def _as_pdf(sheet: Any) -> bytes:
+    file = io.BytesIO()
+    with plt.rc_context(STYLE):
+        sheet.savefig(file, format="pdf", metadata={"CreationDate": None})
+    return file.getvalue()
 
 
 def _size(panels: Sequence[Panel]) -> tuple[float, float]:

@@ -338,7 +338,8 @@ def test_for_programs_and_papers(tmp_path):
     one = json.loads(text)["comparisons"][0]
     assert one["difference"]["value"] == gap(found[0]).value and one["resolved"]
     assert "<svg" in (tmp_path / "gap.svg").read_text()
-    row = compared(path, form="latex")[1].splitlines()[1]
+    row = compared(path, form="latex", figure=tmp_path / "gap.pdf")[1].splitlines()[1]
+    assert (tmp_path / "gap.pdf").read_bytes().startswith(b"%PDF")
     assert row.startswith("b & Mean@4 & 3 & +") and row.endswith(r"\\")
     build([path], tmp_path / "report")
     page = (tmp_path / "report/index.html").read_text()

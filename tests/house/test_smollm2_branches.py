@@ -122,11 +122,11 @@ def test_the_twin_of_atr_is_atr_and_one_update_a_generation_is_the_same_under_al
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(RECIPE))
     suite, methods = tmp_path / "regions.yaml", SUITE["methods"]
     assert isinstance(methods, dict)
-    of_two = SUITE | {"methods": {name: methods[name] for name in ("atr", "mirror")}}
-    suite.write_text(yaml.safe_dump(of_two))
+    suite.write_text(yaml.safe_dump(SUITE))
     block = {
         "name": "block", "recipe": str(tmp_path / "small.yaml"), "seeds": [0],
-        "output_dir": str(tmp_path / "block"), "methods": {"atr": methods["atr"]},
+        "output_dir": str(tmp_path / "block"), "reference": "atr",
+        "methods": {"atr": methods["atr"]},
     }  # fmt: skip
     runs = controls.runs_of(SUITE | block, tmp_path)
     given = [str(tmp_path / "controls"), str(tmp_path / "block")]

@@ -421,6 +421,7 @@ MALFORMED = {
         ["second method with the label 'a-delta0.1'"],
     ),
     "reference": ({"reference": "art"}, ["unknown label 'art'", "did you mean 'atr'"]),
+    "change": ({"changes": {"rl.learning_rat": 1}}, ["rl.learning_rat", "'rl.learning_rate'"]),
     "own path": ({"changes": {"seed": 1}}, ["may not set 'seed'"]),
     "own path of a method": (
         {"method_changes": {"atr": {"rl.method.delta": 1}}}, ["may not set 'rl.method.delta'"]
@@ -434,6 +435,7 @@ MALFORMED = {
     ),
     "recipe": ({"recipe": "recip.yaml"}, ["recip.yaml", "did you mean", "recipe.yaml"]),
     "seeds": ({"seeds": [1, 1]}, ["`seeds` has a duplicate"]),
+    "key": ({"seed": [1]}, ["unknown key 'seed'", "'seeds'"]),
     "inert": ({"changes": {"rl.num_iterations": 1}}, ["inert"]),
     "sweep without values": ({"sweep": {"rl.trl": {}}}, ["`sweep.rl.trl`", "labels"]),
     "sweep of mappings": ({"sweep": {"rl.trl": [{"beta": 1}]}}, ["labels with a value each"]),

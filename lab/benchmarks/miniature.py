@@ -175,15 +175,13 @@ class Miniature:
 def table(mini: Miniature) -> str:
     """The table that the suite writes."""
     groups, entry = group_runs(mini.runs), mini.runs[0].entry
-    recipes = [run.config for run in mini.runs]
     about = {
         "name": entry["suite"],
         "command": COMMAND,
         "reference": entry["reference"],
         "reaches": threshold(groups, REACHES),
         "seeds": sorted({run.seed for run in mini.runs}),
-        "steps": sorted({run["rl"]["max_steps"] for run in recipes}),
-        "k": sorted({run["eval"]["k"] for run in recipes if run["eval"]}),
+        "recipes": [run.config for run in mini.runs],
     }
     return SuiteTable(about, groups).markdown()
 

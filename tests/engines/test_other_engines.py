@@ -607,5 +607,7 @@ def test_what_would_be_lost_in_nemo_rl_is_refused(
 def test_what_an_engine_cannot_supply_is_refused() -> None:
     with pytest.raises(ValueError, match="'full_kl' cannot be trained in Tinker: it needs"):
         ours.custom_loss("full_kl")
+    with pytest.raises(ValueError, match="did you mean 'delta'"):
+        ours.custom_loss("atr", dleta=1)
     with pytest.raises(ValueError, match="its cookbook subtracts the mean alone"):
         ours.custom_loss("atr", delta=tc.controllers.per_token(by="difficulty"))

@@ -18,7 +18,6 @@ from trustclip.train.files import load_recipe
 from trustclip.train.settings.stages import EvalSettings, RLSettings
 
 QUIET = Console(file=io.StringIO())
-
 BY_DIFFICULTY = {"name": "atr", "delta": {"controller": "per_token", "by": "difficulty"}}
 
 #: A setting that some part of a run would refuse hours later, and words of the refusal.
@@ -30,7 +29,7 @@ LATE = [
     ("rl.trl", {"vllm_mode": "colocat"}, "'colocate' or 'server'"),
     ("rl.method", {"name": "truly_ppo", "variant": "truly"}, "gradient of the full KL"),
     ("rl.method", {"name": "clip", "level": "turn"}, "use level 'sequence' or 'token'"),
-    ("rl.method", BY_DIFFICULTY, "scale_rewards='none' does not; set scale_rewards='group'"),
+    ("rl.method", BY_DIFFICULTY, "scale_rewards='none' does otherwise; set scale_rewards='group'"),
 ]
 
 #: A value that is not what it seems to be.
@@ -48,6 +47,7 @@ SEEMING = [
     ("rl.trl", {"top_entropy_quantile": 7}, "less than or equal to 1"),
     ("rl.trl", {"dataloader_num_workers": -1}, "greater than or equal to 0"),
     ("rl.trl", {"generation_kwargs": {"do_sample": False}}, "'do_sample' changes the distribution"),
+    ("rl.trl", {"generation_kwargs": {"max_new_tokens": 1}}, "'max_new_tokens' changes"),
     ("rl.trl", {"generation_kwargs": "{}"}, "should be a mapping"),
     ("rl.trl", {"repetition_penalty": 1.2}, "changes the distribution"),
     ("rl.trl", {"top_k": 30}, "set `replay: true` beside it"),

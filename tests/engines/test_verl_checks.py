@@ -95,7 +95,7 @@ WRONG = {
     "sapo": ({f"{ACTOR}__tau_neg": 2.0}, "tau_neg=2.0 has no effect"),
     "clip_cov": ({"LOSS__clip_cov_ratio": 0.1}, "clip_cov_ratio=0.1 has no effect"),
     "one update": ({"data__train_batch_size": 256}, "'atr' would be inert"),
-    "unscaled": ({"LOSS__method": BY_DIFFICULTY, NORM: False}, "grpo=False; set it to True"),
+    "unscaled": ({"LOSS__method": BY_DIFFICULTY, NORM: False}, "does otherwise; set it to True"),
     "scale": ({f"{ACTOR}__loss_agg_mode": "seq-mean-token-sum-norm"}, "loss_scale_factor"),
 }
 

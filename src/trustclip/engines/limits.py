@@ -42,7 +42,7 @@ class Supply:
     #: Some sequences come without candidates, and only ``centered`` leaves those as they are.
     candidates_of_some: bool = False
     no_turns: str = ""  # why gaps in the mask do not separate turns; empty where they do
-    #: Why the standard deviation of a group does not divide its advantages; empty where it does.
+    #: Why advantages are not divided by the standard deviation of their group; empty if they are.
     unscaled: str = ""
 
     def without(self, name: str, why: str) -> Self:
@@ -141,8 +141,8 @@ loss; train it with trustclip.engines.trl.
     thresholds = [one for part in parts_of(method) for _, one in getattr(part, "controllers", ())]
     if supply.unscaled and any(getattr(one, "by", None) == "difficulty" for one in thresholds):
         return (
-            f"{start} reads how hard a prompt is off advantages that the standard deviation of "
-            f"their group divides, and {supply.unscaled}."
+            f"{start} reads how hard a prompt is off advantages that are divided by the standard "
+            f"deviation of their group, and {supply.unscaled}."
         )
     if method.statistics_over is not None and not supply.whole_loop:
         return (

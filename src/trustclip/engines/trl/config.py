@@ -185,7 +185,7 @@ def supply(args: ConstrainedGRPOConfig) -> Supply:
     """
     most = limits.ENGINES["TRL"]
     if args.scale_rewards != "group":
-        why = f"scale_rewards={args.scale_rewards!r} does not; set scale_rewards='group'"
+        why = f"scale_rewards={args.scale_rewards!r} does otherwise; set scale_rewards='group'"
         most = replace(most, unscaled=why)
     for reason in _no_candidates(args):
         most = most.without("candidates", reason)

@@ -167,7 +167,7 @@ def remarks(config: Mapping[str, Any], verl: Installed) -> Iterator[Remark]:
     yield from _bypass_mode(config)
     yield from _ignored_settings(config, settings)
     if chosen is not None:
-        yield from _advantages(config, chosen)
+        yield from _meanings(config, chosen)
         yield from _sampler(config, settings, chosen)
         yield from _inert(config, chosen)
     yield from _scale(config)
@@ -239,7 +239,7 @@ def _bypass_mode(config: Mapping[str, Any]) -> Iterator[Remark]:
     )
 
 
-def _advantages(config: Mapping[str, Any], chosen: Method) -> Iterator[Remark]:
+def _meanings(config: Mapping[str, Any], chosen: Method) -> Iterator[Remark]:
     """An error where verl's mask or advantages do not mean what the method reads off them."""
     supplied = ENGINES["verl"]
     masks = str(read(config, f"{CORRECTION}.rollout_rs") or "")
@@ -248,7 +248,7 @@ def _advantages(config: Mapping[str, Any], chosen: Method) -> Iterator[Remark]:
         why = f"{CORRECTION}.rollout_rs={masks} masks tokens inside of turns"
         supplied = replace(supplied, no_turns=why)
     if not read(config, NORM, True):
-        supplied = replace(supplied, unscaled=f"{NORM}=False; set it to True")
+        supplied = replace(supplied, unscaled=f"{NORM}=False does otherwise; set it to True")
     if problem := refusal(chosen, supplied):
         yield _error(problem)
 

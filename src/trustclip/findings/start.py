@@ -32,7 +32,7 @@ the evaluation, and max_completion_length of the training.'
             "can be read.",
             "look at some completions (samples.jsonl), ask for a format of the answer in the "
             "prompt, or fine-tune on that format first (sft).",
-            0,
+            step=0,
         )
 
 
@@ -52,7 +52,7 @@ the groups all rewards are equal.'
         share, at = percent(cut, 0), f"{_at(limit)}{groups}"
         text = f"{share} % of the completions of the first generation are cut off{at}."
         advice = "raise max_completion_length, so that answers can end."
-        yield Finding("start/cut_off", "fault", text, advice, step)
+        yield Finding("start/cut_off", "fault", text, advice, step=step)
     elif equal >= HOPELESS:
         reward = row.get("reward")
         level = f" (mean {reward:.3g})" if isinstance(reward, int | float) else ""
@@ -64,7 +64,7 @@ the groups all rewards are equal.'
             "nothing.",
             "take problems that are solved sometimes but not always, take more completions of "
             "each, or fine-tune first (sft).",
-            step,
+            step=step,
         )
 
 

@@ -31,18 +31,19 @@ RECIPE = {
     "eval": {"tasks": "arithmetic", "prompt_style": "plain", "k": 2, "max_tokens": 12,
              "limit": 16, "batch_size": 32},
 }  # fmt: skip
+METHODS = {
+    "atr": {"name": "atr", "delta": 0.07},
+    "clip": {"name": "clip", "epsilon": 0.2},
+    # so narrow that the gates of atr and of mirror treat many tokens differently
+    "mirror": {"name": "clip_higher", "low": 0.01, "high": 0.01},
+    "none": {"name": "importance_sampling"},
+}
 SUITE = {
     "name": "regions",
     "recipe": "small.yaml",
     "seeds": [0, 1],
     "changes": {"rl.max_steps": 12, "rl.save_steps": 4, "rl.save_total_limit": 1},
-    "methods": {
-        "atr": {"name": "atr", "delta": 0.07},
-        "clip": {"name": "clip", "epsilon": 0.2},
-        # so narrow that the gates of atr and of mirror treat many tokens differently
-        "mirror": {"name": "clip_higher", "low": 0.01, "high": 0.01},
-        "none": {"name": "importance_sampling"},
-    },
+    "methods": METHODS,
     "sweep": {"rl.learning_rate": [1e-2, 3e-2]},
     "reference": "atr",
 }
@@ -69,9 +70,7 @@ def test_branches_begin_in_one_state_and_are_compared_with_it(
     smollm2.added(elsewhere, [row | {"right": row["right"] + 1} for row in generations])
     with pytest.raises(ValueError, match="does not begin as the run"):
         branches.alike(trunk, elsewhere)
-    methods = SUITE["methods"]
-    assert isinstance(methods, dict)
-    rows = list(branches.rows_from(trunk, tmp_path / "branches", 2, methods))
+    rows = list(branches.rows_from(trunk, tmp_path / "branches", 2, METHODS))
     assert [row["arm"] for row in rows] == ["state", *branches.ARMS]
     state = rows[0]
     assert state["kl_old_new"] == pytest.approx(0.0, abs=1e-9)
@@ -101,7 +100,7 @@ def test_branches_begin_in_one_state_and_are_compared_with_it(
     ]  # fmt: skip
     assert all(one == sampled[0] != [] for one in sampled)
     shutil.rmtree(tmp_path / "branches/seed0-generation2-none")
-    assert list(branches.rows_from(trunk, tmp_path / "branches", 2, methods)) == rows
+    assert list(branches.rows_from(trunk, tmp_path / "branches", 2, METHODS)) == rows
 
     # The program does the same, clears up, and leaves out what is there.
     monkeypatch.setattr(branches, "FOLDER", tmp_path)
@@ -120,13 +119,11 @@ def test_the_twin_of_atr_is_atr_and_one_update_a_generation_is_the_same_under_al
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(RECIPE))
-    suite, methods = tmp_path / "regions.yaml", SUITE["methods"]
-    assert isinstance(methods, dict)
-    suite.write_text(yaml.safe_dump(SUITE))
+    (suite := tmp_path / "regions.yaml").write_text(yaml.safe_dump(SUITE))
     block = {
         "name": "block", "recipe": str(tmp_path / "small.yaml"), "seeds": [0],
         "output_dir": str(tmp_path / "block"), "reference": "atr",
-        "methods": {"atr": methods["atr"]},
+        "methods": {"atr": METHODS["atr"]},
     }  # fmt: skip
     runs = controls.runs_of(SUITE | block, tmp_path)
     given = [str(tmp_path / "controls"), str(tmp_path / "block")]

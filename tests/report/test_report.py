@@ -516,9 +516,8 @@ def test_the_report_of_one_run_goes_into_its_folder(tmp_path):
             for step, given in answers.items() for p in range(8) for k, c in enumerate(given)
         ],
     )  # fmt: skip
-    scored = {"tasks": {}, "average": {"mean@2": {"value": 0.5}}}
-    summary = {"command": "demo", "method": ATR, "finished": True}
-    write_json(path / "summary.json", {**summary, "initial": scored, "final": scored})
+    ends = {at: {"tasks": {}, "average": {"mean@2": {"value": 0}}} for at in ("initial", "final")}
+    write_json(path / "summary.json", {"command": "demo", "method": ATR, "finished": True, **ends})
     assert write_page(path, "A small policy learns") == "report.html"
     text = (path / "report.html").read_text()
     assert "raised Mean@2 from 50.0 to 100.0\N{NO-BREAK SPACE}%" in text

@@ -11,12 +11,11 @@ INTEGERS = [
     ("+34", 34),
     ("−34", -34),
     ("-0", 0),
-    ("x_1 = 34", 34),
-    ("34 = n", 34),
     (r"11,\! 111,\! 111", 11_111_111),
     ("14 {, }916", 14_916),
     ("1\u00a0234\u00a0567", 1_234_567),
-    (r"34\text{ dollars}", 34),
+    *((text, 34) for text in ("x_1 = 34", "34 = n", "x=34", "[34]")),
+    *((text, 34) for text in (r"34\text{ dollars}", "34 apples", r"34\,\mathrm{cm}")),
 ]
 
 NO_INTEGERS = [
@@ -67,6 +66,8 @@ def test_every_way_to_write_an_integer_gives_it_back(value, separator, frame):
         (r"\frac12", "0.50", None),
         (r"\frac{1}{3}", "0.333334", False),
         (r"\{1,2\}", "(1,2)", False),
+        (r"\{1,2\}", r"\{2,1\}", None),
+        ("34", r"x\in\{34\}", None),
         (r"\{(1,2)\}", r"(1,2), (3,4)", None),
         ("2:30", "2/30", False),
         ("2:30", r"2:30\text{ p.m.}", None),

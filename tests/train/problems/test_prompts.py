@@ -20,6 +20,7 @@ def test_problem_text_is_kept_and_the_obedient_answer_found(name):
     assert problem in conversation[-1]["content"]
     assert [m["role"] for m in conversation][-1] == "user"
     assert extract_answer(OBEDIENT[name], STYLES[name].extraction) == "3"
+    assert messages("1+2", "plain") == [{"role": "user", "content": "1+2"}]
 
 
 @pytest.fixture

@@ -261,6 +261,8 @@ def test_columns_are_found_by_their_aliases(tmp_path, row, expected):
         (" x+1 ", False, "x+1"),
         ("070", False, "070"),
         (r"\{1, 2\}", False, r"\{1, 2\}"),
+        ("070", True, "70"),
+        ("-4.00", False, "-4"),
         (r"$336^{\circ}$", True, "336"),
         (r"$\boxed{1,234}$", True, "1234"),
         (2**53, True, str(2**53)),

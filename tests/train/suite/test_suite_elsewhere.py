@@ -96,9 +96,7 @@ def test_without_slurm_here_is_told(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(("hours", "minutes", "save"), [(1, 60, 600), (0.1, 6, 180)])
-def test_a_job_is_told_ten_minutes_before_its_limit_or_at_half_of_it(
-    monkeypatch, hours, minutes, save
-):
+def test_a_job_is_told_ten_minutes_before_its_end_or_halfway(monkeypatch, hours, minutes, save):
     monkeypatch.setattr(shutil, "which", str)
     monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace())
     asked = Slurm(Resources(hours=hours))._parameters("run")

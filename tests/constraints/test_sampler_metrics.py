@@ -211,6 +211,13 @@ def test_the_gate_against_the_proximal_policy_and_against_the_sampler(method) ->
     assert found["sampler/gated_old"] != found["sampler/gated_rollout"]
 
 
+def test_a_mask_on_the_current_policy_counts_in_whichever_of_its_forms() -> None:
+    batch = random_batch(noise=0.4)
+    icepop = tc.method("icepop", inner="importance_sampling", floor=0.5, ceiling=1.5, policy="new")
+    shares = [sampler.gated_against(batch, method) for method in (icepop, icepop.as_sampler())]
+    assert shares[0] == shares[1] and value(shares[0]["sampler/gated_rollout"]) > 0
+
+
 @pytest.mark.parametrize("name", ["clip_cov", "trpo", "full_kl", "truly_ppo"])
 def test_a_gate_on_other_numbers_than_ratios_has_one_anchor(name) -> None:
     zeros = torch.zeros(12, 9, dtype=DOUBLE)

@@ -20,7 +20,6 @@ from trustclip.constraints import divergences
 from trustclip.constraints.base import Method
 from trustclip.constraints.batch import Metrics, TokenBatch
 from trustclip.constraints.compiled import constant
-from trustclip.constraints.compose import Weighted
 from trustclip.constraints.masked import masked_sum, safe_exp, zero_masked
 from trustclip.constraints.quantiles import bin_counts, quantile
 
@@ -165,10 +164,11 @@ def gated_against(batch: TokenBatch, method: Method) -> Metrics:
     r"""Share of tokens gated by a method measured against $\pi_{old}$, and against $\pi_b$.
 
     ``sampler/gated_old`` and ``sampler/gated_rollout``: a share that is large in the second alone
-    is the sampler's doing, not that of the policy's movement. The gate is that of the trust region:
-    of a method that corrects the sampler around another (``tis``, ``icepop``), the inner one's.
-    Nothing for a method on statistics of many tokens or on the exact KL divergence from the
-    proximal policy, whose gate has no other anchor.
+    is the sampler's doing, not that of the policy's movement. Both are measured as if the anchor
+    had sampled: a correction of $\pi_{old}$ to the sampler (``tis``, ``icepop``) then leaves the
+    inner gate alone, and a mask on $\pi_\theta/\pi_b$ is a trust region like any other. Nothing
+    for a method on statistics of many tokens or on the exact KL divergence from the proximal
+    policy, whose gate has no other anchor.
 
     Example:
       >>> import trustclip as tc
@@ -178,10 +178,7 @@ def gated_against(batch: TokenBatch, method: Method) -> Metrics:
       >>> [s.item() for s, _ in gated_against(batch, tc.method("clip")).values()]
       [0.0, 1.0]
     """
-    gate = method
-    while isinstance(gate, Weighted) and "logp_rollout" in gate.also_requires:
-        gate = gate.inner
-    if _has_one_anchor(gate):
+    if _has_one_anchor(method):
         return {}
     tokens = has_rollout(batch)
     metrics = {}
@@ -191,13 +188,13 @@ def gated_against(batch: TokenBatch, method: Method) -> Metrics:
         # As if the anchor had just sampled, so that methods anchored to the sampler use it, too.
         lag = None if batch.lag is None else torch.zeros_like(batch.lag)
         same = batch.having(logp_old=anchor, logp_rollout=anchor, lag=lag)
-        metrics[f"sampler/gated_{name}"] = _pair(~gate.surrogate(same).kept, tokens)
+        metrics[f"sampler/gated_{name}"] = _pair(~method.surrogate(same).kept, tokens)
     return metrics
 
 
 @constant
-def _has_one_anchor(gate: Method) -> bool:
-    return gate.statistics_over is not None or any(name in _OF_OLD for name in gate.requires)
+def _has_one_anchor(method: Method) -> bool:
+    return method.statistics_over is not None or any(name in _OF_OLD for name in method.requires)
 
 
 @torch.no_grad()

@@ -67,7 +67,7 @@ class Inside:
         """The path of a file or folder to be read, by names that the caller knows.
 
         Raises:
-          OutsideError: it lies elsewhere, by a link on the way. A link within the folder is read.
+          OutsideError: it lies elsewhere, by a link or by ``..``. A link within the folder is read.
 
         Example:
           >>> import tempfile
@@ -77,14 +77,13 @@ class Inside:
           >>> Inside(folder).file("config.yaml")
           Traceback (most recent call last):
           ...
-          trustclip.support.inside.OutsideError: .../config.yaml is a link that leads out of ...
+          trustclip.support.inside.OutsideError: .../config.yaml leads out of ...
         """
         path = self._root.joinpath(*names)
         if not self.holds(path):
             raise OutsideError(
-                f"{path} is a link that leads out of {self._root}, to {os.path.realpath(path)}: a "
-                "page made from it would hold that file. If it is your own, name it instead of the "
-                "folder."
+                f"{path} leads out of {self._root}, to {os.path.realpath(path)}: a page made from "
+                "it would hold that file. If it is your own, name it instead of the folder."
             )
         return path
 

@@ -18,7 +18,6 @@ from trustclip.constraints.noise import capped_weight, cut_by_noise, effective_s
 from trustclip.constraints.sampler import Pairs
 from trustclip.engines.trl.scoring.floor import WAYS, floor_of, with_floor
 from trustclip.findings.mismatch.agreement import TITLES, compare, damage, too_tight
-from trustclip.findings.mismatch.traces import Traces
 from trustclip.train.settings.stages import DemoSettings
 
 ROOT = Path(__file__).parents[2]
@@ -68,21 +67,6 @@ def test_noise_between_kernels_and_half_precision_is_neither() -> None:
     found = compare(drawn.pairs(said, said, drawn.z, half=False))
     assert not found.troubles and "an update or two old" in found.sentence
     assert TITLES[found.name].startswith("noise below that of bfloat16")
-
-
-def test_a_tail_that_the_trainer_has_itself_is_called_routing() -> None:
-    drawn = CAUSES.Distributions(4)
-    flipped = torch.where(drawn.some_tokens(0.08), drawn.noisy(1.2), drawn.noisy(CAUSES.HALF))
-    pairs = drawn.pairs(flipped, flipped, drawn.z, half=True)
-    assert pairs.floor is not None
-    assert "does not differ from itself in this way" in compare(pairs).sentence
-    itself = pairs.sampler - pairs.trainer
-    itself[: len(itself) // 4] = 0
-    pairs = replace(pairs, floor={"precision": itself})
-    seen = Traces(pairs)
-    assert seen.floor is not None and seen.floor.tail < 0.8 * seen.tail
-    share = f"{100 * seen.floor.tail:.2g} % of the tokens"
-    assert f"{share}: the routing of the model is the cause" in compare(pairs).sentence
 
 
 def test_the_floor_of_a_model_is_what_its_own_passes_differ_by() -> None:

@@ -144,8 +144,6 @@ WITHIN_FLOOR, OTHER_THAN_FLOOR = 1.5, 3.0
 ABOVE_KERNELS, BELOW_HALF = 10.0, 0.5
 #: float16 and TF32 make an eighth of bfloat16's noise (three bits more), within this factor.
 FINER, FINER_FACTOR = 0.125, 2.0
-#: d follows the trainer's own change of precision if they correlate at least this well.
-FOLLOWS = 0.2
 #: A temperature is the cause if it explains this share of the variance of d to first order (the
 #: second, if a difference exceeds `FAR`). From the third on its size is stated.
 EXPLAINED, EXPLAINED_FAR, EXACT = 0.8, 0.4, 0.9

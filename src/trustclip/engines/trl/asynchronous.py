@@ -66,7 +66,7 @@ class ConstrainedAsyncGRPOTrainer(_Base):
         if problems := [*replaced(self.args)]:
             raise ValueError(problems[0])
         self._window = Window()
-        self._verified = False  # whether TRL's loss has had the gradient of the method
+        self._verified = upstream.is_tested(upstream.RELEASE)  # whether its gradient is right
         self._published = {0: 0}  # update at which each version of the weights was published
 
     # -- the lag of each sample --------------------------------------------------------------------

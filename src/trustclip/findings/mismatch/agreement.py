@@ -127,25 +127,7 @@ def _size(traces: Traces) -> str:
             f"{text}in the sampler, the trainer or both: 0.005 to {half} nats are usual; other "
             "kernels alone make less)."
         )
-    follows = (
-        f", and it follows the trainer's own step to the other precision (correlation "
-        f"{floor.follows:.2f})"
-        if floor.follows > facts.FOLLOWS
-        else ""
-    )
-    return f"{text}in the sampler, the trainer or both){follows}."
-
-
-def _floor_tail(traces: Traces) -> str:
-    """Whether the trainer has such a tail against itself, which only routing makes."""
-    if traces.floor is None:
-        return ""
-    if 2 * traces.floor.tail > traces.tail:
-        return (
-            f" The trainer differs from itself in the same way, on {100 * traces.floor.tail:.2g} % "
-            "of the tokens: the routing of the model is the cause."
-        )
-    return " The trainer does not differ from itself in this way."
+    return f"{text}in the sampler, the trainer or both)."
 
 
 def _growth(growth: Growth | None) -> str:
@@ -231,7 +213,7 @@ _WHY: dict[str, Callable[[Traces, Pairs], str]] = {
         "other experts: replay the sampler's routing if the engine can, or mask these tokens "
         "(icepop), and watch sampler/sequence_ess. In a dense model precision is not the cause: "
         "the sampler's weights are some updates old, or single tokens are wrong (gates.jsonl, "
-        f"column `worst`).{_floor_tail(t)}"
+        "column `worst`)."
     ),
     "temperature": _temperature,
     "truncation": _truncation,

@@ -19,8 +19,6 @@ class Floor:
 
     kernels: float  # in one precision: another batch, another order of the head's sums
     half: float  # that, or bfloat16 against float32, whichever is larger
-    tail: float = 0.0  # share of tokens in the tail of what a change of precision makes
-    follows: float = 0.0  # correlation of the sampler's differences with that change
 
 
 class Growth(NamedTuple):
@@ -78,7 +76,7 @@ class Traces:
         self.early = _early(pairs, relative)
         self.depth = _depth(pairs, relative)
         self.stale = _stale(pairs, relative)
-        self.floor = _floor_of(pairs, d)
+        self.floor = _floor_of(pairs)
 
     def _of_entropy(self, d: Tensor, logp: Tensor, entropy: Tensor | None) -> None:
         """The regression of d on log p + H, and the mean of that: 0 for the policy's own tokens."""
@@ -128,7 +126,7 @@ def in_tail(size: Tensor, relative: Tensor) -> Tensor:
     return (relative > facts.TAIL * relative.median()) & (size > facts.TAIL_LEAST)
 
 
-def _floor_of(pairs: Pairs, d: Tensor) -> Floor | None:
+def _floor_of(pairs: Pairs) -> Floor | None:
     if not pairs.floor:
         return None
     sizes = {way: v[v.isfinite()].double().abs() for way, v in pairs.floor.items()}
@@ -137,15 +135,7 @@ def _floor_of(pairs: Pairs, d: Tensor) -> Floor | None:
         return None
     kernels = max((means[way] for way in ("batch", "head") if way in means), default=0.0)
     half = means.get("precision", 0.0)
-    tail = follows = 0.0
-    if half > facts.KERNELS:
-        change = pairs.floor["precision"].double()
-        finite = change.isfinite()
-        change, relative = change[finite], per_room(change[finite].abs(), pairs.trainer[finite])
-        tail = in_tail(change.abs(), relative).double().mean().item()
-        columns = torch.stack([d[finite], -change])
-        follows = torch.corrcoef(columns)[0, 1].nan_to_num().item() if len(change) > 1 else 0.0
-    return Floor(kernels, max(half, kernels), tail, follows)
+    return Floor(kernels, max(half, kernels))
 
 
 def _parts(first: Tensor, last: Tensor) -> Growth | None:

@@ -6,39 +6,32 @@ from types import ModuleType
 
 import pytest
 from transformers import Trainer
-from trl.experimental.async_grpo import async_grpo_trainer
 from trl.trainer import grpo_trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from trustclip.engines.trl import asynchronous, trainer, upstream
+from trustclip.engines.trl import trainer, upstream
 from trustclip.engines.trl.recording.records import Recorded
 
 SOURCE = inspect.getsource(grpo_trainer)
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "listed"),
-    [
-        ((trainer.ConstrainedGRPOTrainer, Recorded), GRPOTrainer, upstream.RELIED_ON),
-        (
-            (asynchronous.ConstrainedAsyncGRPOTrainer,),
-            async_grpo_trainer.AsyncGRPOTrainer,
-            upstream.RELIED_ON_ASYNC,
-        ),
-    ],
-    ids=["GRPOTrainer", "AsyncGRPOTrainer"],
-)
-def test_every_overridden_method_is_looked_for(ours, theirs, listed):
+def test_every_overridden_method_is_looked_for():
+    ours = (trainer.ConstrainedGRPOTrainer, Recorded)
     own = {name for kind in ours for name, value in vars(kind).items() if callable(value)}
     # Others are Transformers', in whatever trainer.
-    overridden = own & vars(theirs).keys() - {*dir(Trainer)}
-    assert overridden and overridden <= {*listed}
+    overridden = own & vars(GRPOTrainer).keys() - {*dir(Trainer)}
+    assert overridden and overridden <= {*upstream.RELIED_ON}
 
 
 def test_the_installed_release_has_every_name():
     assert upstream.unmentioned(SOURCE) == []
-    source = inspect.getsource(async_grpo_trainer)
-    assert upstream.unmentioned(source, upstream.RELIED_ON_ASYNC) == []
+
+
+def test_a_release_whose_asynchronous_trainer_lacks_a_name_is_refused(monkeypatch):
+    source = " ".join({*upstream.RELIED_ON_ASYNC} - {"token_index"})  # as in TRL 1.10 to 1.15
+    monkeypatch.setattr(inspect, "getsource", lambda _: source)
+    with pytest.raises(ImportError, match=r"has no token_index, .* Install trl 1\.16\."):
+        upstream.asynchronous_trainer()
 
 
 def doctored(*edits: tuple[str, str]) -> type:

@@ -51,7 +51,7 @@ RELIED_ON = (
 #: The same in TRL's `AsyncGRPOTrainer`.
 RELIED_ON_ASYNC = (
     *("_metrics", "_sync_weight", "advantages", "epsilon_high", "epsilon_low", "old_log_probs"),
-    "rollout_queue",
+    *("rollout_queue", "token_index"),
 )
 
 #: Keywords that `_get_per_token_logps_and_entropies` takes in TRL 1.16. Another one may ask for

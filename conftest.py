@@ -20,6 +20,8 @@ collect_ignore_glob = [
 collect_ignore_glob.append("tests/campaigns/peers/*")
 if not find_spec("verl"):
     collect_ignore_glob.append("tests/support/verl_calls.py")
+if not find_spec("triton"):
+    collect_ignore_glob += ["lab/src/trustclip_lab/bench/gpu/kernels.py", "lab/tests/gpu_path.py"]
 
 
 if find_spec("hypothesis"):

@@ -9,6 +9,7 @@ import peaks
 import printed
 import pytest
 import torch
+from releases import needs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import trustclip as tc
@@ -23,6 +24,7 @@ def light(monkeypatch):
     monkeypatch.setattr(heads, "installed_peers", lambda: [])
 
 
+@needs("trl>=1.15")
 @pytest.mark.parametrize("trained", [False, True])
 def test_every_variant_makes_the_same_gradients(trained):
     """Of hidden states and of the weight, against naive logits."""

@@ -12,6 +12,7 @@ import rosetta_cases
 import test_twins
 import torch
 from extensions.rosetta import page as written
+from releases import needs
 
 import trustclip as tc
 from trustclip.cli.main import main
@@ -167,6 +168,7 @@ def test_under_vllm_the_row_is_trls_default_and_a_proven_twin() -> None:
     assert twin == default | {"use_vllm": True, "epsilon_high": 0.2}
 
 
+@needs("trl")
 def test_the_versions_are_those_installed() -> None:
     import trl
 

@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from releases import needs
 from test_examples import loaded
 from trl_runs import build
 
 from trustclip.logs.recognise import token_rows
 from trustclip.support.jsonl import read_jsonl
+
+pytestmark = needs("trl>=1.15")
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ SEEMING = [
     ("rl.trl", {"dataloader_num_workers": -1}, "greater than or equal to 0"),
     ("rl.trl", {"generation_kwargs": {"do_sample": False}}, "'do_sample' changes the distribution"),
     ("rl.trl", {"generation_kwargs": {"max_new_tokens": 1}}, "'max_new_tokens' changes"),
-    ("rl.trl", {"generation_kwargs": "{}"}, "should be a mapping"),
+    ("rl.trl", {"generation_kwargs": "{}"}, "`trl.generation_kwargs` should be a"),
     ("rl.trl", {"repetition_penalty": 1.2}, "changes the distribution"),
     ("rl.trl", {"top_k": 30}, "set `replay: true` beside it"),
     ("rl.trl", {"neftune_noise_alpha": 5.0}, "adds noise"),

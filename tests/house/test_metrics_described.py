@@ -9,6 +9,7 @@ import torch
 from extensions import metrics
 from extensions.metrics import GROUPS, Group, Metric
 from method_cases import candidates_for
+from releases import needs
 from trl_runs import constrained
 
 import trustclip as tc
@@ -109,6 +110,7 @@ def test_a_log_without_a_recorder_has_those_that_say_what_to_do(tmp_path):
         assert described(name).todo, name
 
 
+@needs("trl")
 def test_those_of_trl_are_the_installed_ones():
     package = find_spec("trl")
     if package is None or not package.submodule_search_locations:

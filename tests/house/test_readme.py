@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from releases import needs
 
 import trustclip as tc
 from trustclip.cli.main import main
@@ -73,6 +74,7 @@ def test_it_is_short_and_counts_the_methods():
     assert f"among {len(tc.methods())} methods" in README
 
 
+@needs("matplotlib")
 def test_its_figure_is_the_programs(tmp_path):
     figure = tmp_path / "families.svg"
     only = "atr, dual_clip, soft_gate, cispo"

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from releases import needs
 from scipy import stats
 
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -123,6 +124,7 @@ def test_the_page_is_made_from_the_committed_tables() -> None:
     assert text == report.filled(text, report.page_parts(report.FOLDER)), "smollm2_report.py"
 
 
+@needs("matplotlib")
 def test_figure_and_readme_are_of_the_committed_tables(tmp_path: Path) -> None:
     from trustclip.report.draw.figures import save
 

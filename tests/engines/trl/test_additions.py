@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from releases import needs
 from transformers.models.qwen3 import modeling_qwen3
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -107,6 +108,7 @@ def test_an_evaluation_does_not_take_it_for_a_plain_model(way):
     assert WAYS[way] in (next(unlike_generate(model, plain), None) or "")
 
 
+@needs("trl>=1.15")
 @pytest.mark.parametrize("settings", [{}, {"share_prompts": True}], ids=str)
 def test_hooks_are_called_as_often_as_in_trl(tmp_path, settings):
     def calls(classes: Any, **own: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from releases import needs
 from trl_runs import constrained
 
 from trustclip.engines.trl import ConstrainedGRPOTrainer
@@ -9,6 +10,7 @@ from trustclip.engines.trl import ConstrainedGRPOTrainer
 NARROW = {"low": 1e-2, "high": 1e-2, "inner": "importance_sampling"}
 
 
+@needs("trl>=1.15")
 @pytest.mark.parametrize(
     ("decoder", "head"), [("transformers", "trl"), ("auto", "trl"), ("auto", "trustclip")]
 )

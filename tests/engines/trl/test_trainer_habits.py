@@ -8,6 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 from durable_runs import timeless
+from releases import needs
 from transformers import Trainer
 from transformers.trainer_utils import get_last_checkpoint
 from trl.trainer.grpo_config import GRPOConfig
@@ -86,6 +87,7 @@ def test_checkpoints_can_be_pushed(tmp_path, monkeypatch):
     assert pushed == ["checkpoint-3", "checkpoint-6"]
 
 
+@needs("trl>=1.15")
 def test_a_method_of_a_file_can_be_in_a_checkpoint(tmp_path):
     """Transformers pickles the arguments, and Python imports no module of a file's name."""
     file = tmp_path / "mine.py"

@@ -4,9 +4,12 @@ import math
 
 import pytest
 import torch
+from releases import needs
 from trl_runs import build, constrained, fresh_model
 
 import trustclip as tc
+
+pytestmark = needs("trl>=1.15")
 
 LOW, HIGH = tc.interval("atr", delta=0.07)
 

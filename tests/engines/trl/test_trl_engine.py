@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from releases import needs
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl_runs import COMMON, assert_same_weights, build, constrained, plain
@@ -154,7 +155,12 @@ KINDS = ("atr", "bapo", "centered", "clip_cov", "cppo", "dppo", "erc", "full_kl"
          "m2po", "opsm", "penalty", "sampler", "troll", "trpo")  # fmt: skip
 #: Methods by name, and those that compare with the sampler only in a variant.
 CASES = [
-    pytest.param(name, arguments, marks=[pytest.mark.slow] * (name not in KINDS))
+    pytest.param(
+        name,
+        arguments,
+        marks=[pytest.mark.slow] * (name not in KINDS)
+        + [needs("trl>=1.15")] * ("candidates" in tc.method(name).requires),
+    )
     for name, arguments in (
         *((name, NARROW.get(name)) for name in tc.methods()),
         *((name, {"anchor": "rollout"}) for name in ("dppo", "opsm", "trm", "vespo")),
@@ -190,6 +196,7 @@ def test_a_sampler_without_log_probabilities_is_refused_with_the_settings(tmp_pa
         assert words in str(error.value)
 
 
+@needs("trl>=1.15")
 @pytest.mark.parametrize("order", ["kl", "tv"])
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("head", ["trustclip", "trl"])

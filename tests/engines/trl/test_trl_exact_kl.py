@@ -3,6 +3,7 @@
 import pytest
 import torch
 import trl_runs
+from releases import needs
 from test_trl_fast import reward_of_half
 from trl_runs import constrained
 
@@ -18,6 +19,7 @@ def watched(tmp_path, **settings):
     return constrained(tmp_path, "atr", {"delta": 0.001}, **settings)
 
 
+@needs("trl>=1.15")
 @pytest.mark.parametrize("order", ["old_new", "new_old"])
 def test_a_frozen_head_makes_no_logits_again(tmp_path, monkeypatch, order):
     seen = []
@@ -93,6 +95,7 @@ def test_less_than_never_is_refused(tmp_path):
     assert list(complaints({"exact_kl_every": -1}, ())) == wrong  # before a recipe's fine-tuning
 
 
+@needs("trl>=1.15")
 @pytest.mark.parametrize(("delta", "fine"), [(1e-4, True), (9e-5, False)])
 def test_a_threshold_below_the_noise_is_decided_by_the_exact_sum_and_this_is_said_once(
     tmp_path, recwarn, delta, fine

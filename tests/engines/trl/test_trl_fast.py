@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from releases import needs
 from test_trl_engine import gradient_of, one_batch
 from trl_runs import assert_same_weights, build, constrained
 
@@ -100,6 +101,7 @@ def reward_of_half(prompts, completions, **_):
     return [0.5 if p in half else r for p, r in zip(prompts, dense, strict=True)]
 
 
+@needs("trl>=1.15")
 def test_only_completion_tokens_enter_the_head(tmp_path, monkeypatch):
     trainer = build(tmp_path, method="atr")
     seen = []

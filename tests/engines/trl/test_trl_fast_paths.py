@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import trl_runs
+from releases import needs
 from test_trl_engine import gradient_of, one_batch
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -36,6 +37,7 @@ def mixture_of_experts() -> Any:
 # The head ----------------------------------------------------------------------------------------
 
 
+@needs("trl>=1.15")
 def test_a_mixture_of_experts_trains_as_in_trl(tmp_path):
     common = {"model": mixture_of_experts(), "max_steps": 3}
     theirs = build(tmp_path / "a", GRPOConfig, GRPOTrainer, epsilon=0.1, **common)
@@ -53,6 +55,7 @@ def test_a_mixture_of_experts_trains_as_in_trl(tmp_path):
         assert got == pytest.approx(want, rel=1e-4, abs=1e-6), name
 
 
+@needs("trl>=1.15")
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -78,6 +81,7 @@ class Adapted(torch.nn.Module):
         self.weight = base.weight
 
 
+@needs("trl>=1.15")
 @pytest.mark.parametrize("head", ["trustclip", "trl"])
 def test_under_autocast_both_heads_have_the_gradient_of_trl(tmp_path, head):
     settings = {"bf16": True, "loss_type": "grpo"}
@@ -131,6 +135,7 @@ def test_the_models_own_generation_config_is_honoured(tmp_path, name, value):
     assert name in declined(trainer)
 
 
+@needs("trl>=1.15")
 def test_the_decoder_samples_with_an_adapter_in_training(tmp_path):
     """Its log-probabilities are the old ones, and so the first update's ratios are 1."""
     run = constrained(tmp_path, "atr", lora=True, decoder="auto", num_iterations=2, max_steps=4)

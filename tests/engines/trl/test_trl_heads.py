@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import trl_runs
+from releases import needs
 from test_trl_engine import gradient_of, one_batch
 
 from trustclip.engines.trl import ConstrainedGRPOConfig, fast_paths
@@ -52,6 +53,7 @@ def build(tmp_path, kind: str, **settings: Any) -> Any:
     return trl_runs.build(tmp_path, model=model_of(kind), **given)
 
 
+@needs("trl>=1.15")
 @pytest.mark.parametrize("kind", KINDS)
 def test_our_head_has_the_gradient_of_trls(tmp_path, kind):
     ours, theirs = (build(tmp_path, kind, head=head) for head in ("trustclip", "trl"))
@@ -65,6 +67,7 @@ def test_our_head_has_the_gradient_of_trls(tmp_path, kind):
     assert changed == expected.get(kind, (1.0, None))
 
 
+@needs("trl>=1.15")
 @pytest.mark.parametrize("kind", ["gemma2", "granite", "padded"])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_the_exact_kl_is_that_of_the_models_own_logits(tmp_path, kind, frozen):
@@ -94,6 +97,7 @@ def test_the_exact_kl_is_that_of_the_models_own_logits(tmp_path, kind, frozen):
     torch.testing.assert_close(direct, want, rtol=1e-3, atol=1e-6)
 
 
+@needs("trl>=1.15")
 def test_a_model_that_changes_its_logits_otherwise_is_left_to_trl(tmp_path):
     trainer = build(tmp_path, "untied")
     model = trainer.model
@@ -116,6 +120,8 @@ def test_completions_that_ranks_share_are_refused_at_configuration(tmp_path, by)
     from accelerate.parallelism_config import ParallelismConfig
 
     split = ParallelismConfig()
+    if not hasattr(split, by):
+        pytest.skip(f"this release of accelerate knows no {by}")
     setattr(split, by, 2)
     with pytest.raises(ValueError, match="does not support sequence-dim parallelism"):
         ConstrainedGRPOConfig(str(tmp_path), **{**trl_runs.COMMON, "parallelism_config": split})

@@ -5,10 +5,13 @@ from typing import Any
 import pytest
 import torch
 from llamas import KINDS, small_llama
+from releases import needs
 from trl_runs import assert_same_weights, constrained
 
 from trustclip.engines.trl.scoring.forward import use_head
 from trustclip.engines.trl.scoring.sharing import regroup, share_prompts
+
+pytestmark = needs("trl>=1.15")
 
 #: Ten tokens of room; prompts of three lengths, one of them for three rows apart from each other.
 PROMPTS = [[5, 9, 17], [4, 3, 8, 7, 12, 5], [5, 9, 17], [9], [5, 9, 17], [4, 3, 8, 7, 12, 5]]

@@ -170,12 +170,13 @@ def check_sampler(trainer: Any) -> None:
     _check_candidates(trainer)
     # TRL refuses it in its own config, and does not see it in a file of accelerate's.
     sizes = trainer.accelerator.parallelism_config
-    if sizes is not None and (sizes.cp_enabled or sizes.sp_enabled):
-        raise ValueError(
-            f"`parallelism_config` has cp_size = {sizes.cp_size} and sp_size = {sizes.sp_size}, "
-            "which share out the tokens of each completion, and GRPOTrainer of TRL does not split "
-            "what it has sampled itself: set both to 1 (verl splits sequences)."
-        )
+    for by in ("cp_size", "sp_size"):
+        if (ranks := getattr(sizes, by, 1)) > 1:
+            raise ValueError(
+                f"`parallelism_config` has {by} = {ranks}, which shares out the tokens of each "
+                "completion, and GRPOTrainer of TRL does not split what it has sampled itself: "
+                "set it to 1 (verl splits sequences)."
+            )
     exact = any(name.startswith(("kl_", "top_k_")) for name in trainer.method.requires)
     flat = trainer.accelerator.distributed_type == "FSDP" and not trainer.accelerator.is_fsdp2
     if flat and (exact or trainer.args.exact_kl_every):

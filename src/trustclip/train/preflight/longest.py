@@ -106,10 +106,12 @@ def _too_much(recipe: Recipe, hardest: Longest) -> str | None:
     settings = recipe.rl
     length = hardest.tokens + settings.max_completion_length
     update = settings.per_device_train_batch_size * settings.gradient_accumulation_steps
-    # Two operations per weight and token forward, four backward.
+    # Two operations per weight and token forward, four backward. Attention multiplies the states
+    # of all earlier tokens, half the length on average, twice.
     tokens = (4 * settings.samples + 2 * 6 * update) * length
+    states = length * config.hidden_size * config.num_hidden_layers
     product = torch.bfloat16 if settings.trl.get("bf16") else kind
-    seconds = weights * tokens / (_REACHED * _rate(product, config.hidden_size))
+    seconds = (weights + states) * tokens / (_REACHED * _rate(product, config.hidden_size))
     if seconds <= PATIENCE:
         return None
     return (

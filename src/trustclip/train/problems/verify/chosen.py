@@ -298,6 +298,12 @@ class Reward:
 class AsyncReward(Reward):
     """A `Reward` whose function is ``async``; TRL awaits all of them at once."""
 
+    def __init__(self, function: Callable[..., Any], label: str, name: str) -> None:
+        super().__init__(function, label, name)
+        # By these `inspect.iscoroutinefunction` knows it, which TRL asks before 1.14.
+        self.__code__ = type(self).__call__.__code__
+        self.__defaults__ = self.__kwdefaults__ = None
+
     async def __call__(  # type: ignore[override]
         self, prompts: Any, completions: Sequence[Any], **columns: Any
     ) -> list[Any]:

@@ -9,8 +9,8 @@ import peaks
 import printed
 import pytest
 import torch
-from releases import needs
 from torch.utils._python_dispatch import TorchDispatchMode
+from trl_runs import needs
 
 import trustclip as tc
 from trustclip_lab.bench import measure, variants

@@ -12,7 +12,7 @@ import rosetta_cases
 import test_twins
 import torch
 from extensions.rosetta import page as written
-from releases import needs
+from trl_runs import needs
 
 import trustclip as tc
 from trustclip.cli.main import main

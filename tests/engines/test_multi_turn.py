@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from releases import needs
 from test_examples import loaded
-from trl_runs import build
+from trl_runs import build, needs
 
 from trustclip.logs.recognise import token_rows
 from trustclip.support.jsonl import read_jsonl

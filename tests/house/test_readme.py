@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from releases import needs
+from trl_runs import needs
 
 import trustclip as tc
 from trustclip.cli.main import main

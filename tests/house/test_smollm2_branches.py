@@ -10,8 +10,6 @@ import yaml
 parquet = pytest.importorskip("pyarrow.parquet")
 import smollm2  # noqa: E402
 import smollm2_branches as branches  # noqa: E402
-import smollm2_controls as controls  # noqa: E402
-import smollm2_report as report  # noqa: E402
 
 from trustclip.logs.reader import find, read_run  # noqa: E402
 from trustclip.logs.tokens import TokenRow  # noqa: E402
@@ -112,33 +110,6 @@ def test_branches_begin_in_one_state_and_are_compared_with_it(
     assert not [*(tmp_path / "branches").glob("seed*")]
     branches.main()
     assert capsys.readouterr().out.endswith("has every state; --to FOLDER makes them anew\n")
-
-
-@pytest.mark.slow
-def test_the_twin_of_atr_is_atr_and_one_update_a_generation_is_the_same_under_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump(RECIPE))
-    (suite := tmp_path / "regions.yaml").write_text(yaml.safe_dump(SUITE))
-    block = {
-        "name": "block", "recipe": str(tmp_path / "small.yaml"), "seeds": [0],
-        "output_dir": str(tmp_path / "block"), "reference": "atr",
-        "methods": {"atr": METHODS["atr"]},
-    }  # fmt: skip
-    runs = controls.runs_of(SUITE | block, tmp_path)
-    given = [str(tmp_path / "controls"), str(tmp_path / "block")]
-    to = ["--suite", str(suite), "--to", str(tmp_path / "tables")]
-    monkeypatch.setattr("sys.argv", ["smollm2_controls.py", *given, *to])
-    controls.main()
-    told = report.controls(tmp_path / "tables").splitlines()
-    assert len(told) == 2
-    assert all(line.endswith("every answer and every weight is the same.") for line in told), told
-
-    # The gate has acted, and hashes tell runs apart.
-    rows = [row for run in runs for row in branches.rows_of(run.path / "metrics.jsonl")]
-    assert sum(row.get("trustclip/gated") or 0 for row in rows) > 0
-    low, high = controls.rows_of("block", runs)
-    assert low["weights"] != high["weights"] and low["answers"] != high["answers"]
 
 
 def test_the_mirror_image_cuts_where_atr_keeps_and_the_other_way_round() -> None:

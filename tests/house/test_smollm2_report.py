@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from releases import needs
 from scipy import stats
+from trl_runs import needs
 
 parquet = pytest.importorskip("pyarrow.parquet")
 import pyarrow as pa  # noqa: E402

@@ -4,11 +4,25 @@ import os
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from packaging.requirements import Requirement
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+_PINS = (Path(__file__).parents[2] / "requirements/run.txt").read_text("utf-8").splitlines()
+
+
+def needs(requirement: str) -> pytest.MarkDecorator:
+    """A test is skipped with another release than ``"name>=1"`` says; ``"name"`` is the pinned."""
+    (pinned,) = [line for line in _PINS if line.startswith(f"{requirement}==")] or [requirement]
+    other = version(Requirement(pinned).name) not in Requirement(pinned).specifier
+    return pytest.mark.skipif(other, reason=f"needs {pinned}")
+
 
 PROMPTS = [f"{a}+{b}=" for a in range(4) for b in range(4)]
 

@@ -111,10 +111,7 @@ def config_folder(folder, **numbers):
 
 
 def test_minutes_follow_from_the_rate_of_this_machine(tmp_path, monkeypatch):
-    """Four operations a token and weight for sampling and scoring, six in each of two updates.
-
-    Attention adds those with the states of all earlier tokens, half the length on average, twice.
-    """
+    """Four operations a token and weight for sampling and scoring, six in each of two updates."""
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     monkeypatch.setattr(preflight, "_rate", lambda *_: 1e6)
@@ -123,7 +120,8 @@ def test_minutes_follow_from_the_rate_of_this_machine(tmp_path, monkeypatch):
     preflight.run_longest(made, Console(file=out, width=200), preflight.Longest((), 36))
     update = made.rl.per_device_train_batch_size * made.rl.gradient_accumulation_steps
     length = 36 + made.rl.max_completion_length
-    states = 2 * (length / 2) * 128 * 2  # of the built-in model: 128 numbers in each of 2 layers
+    # Attention: states of earlier tokens, half the length, twice; 128 numbers in each of 2 layers.
+    states = 2 * (length / 2) * 128 * 2
     minutes = (4 * made.rl.samples + 12 * update) * length * (1 + states / 1e6) / 0.5 / 60
     assert f"about {minutes:.0f} minutes and more than 0.00373 GiB" in out.getvalue()
 

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from releases import needs
 from transformers.models.qwen3 import modeling_qwen3
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl_runs import build, fresh_model
+from trl_runs import build, fresh_model, needs
 
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer, fast_paths
 from trustclip.engines.trl.sampling.plain import unlike_generate

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from releases import needs
-from trl_runs import constrained
+from trl_runs import constrained, needs
 
 from trustclip.engines.trl import ConstrainedGRPOTrainer
 

@@ -8,12 +8,11 @@ import pytest
 import torch
 from datasets import Dataset
 from durable_runs import timeless
-from releases import needs
 from transformers import Trainer
 from transformers.trainer_utils import get_last_checkpoint
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl_runs import PROMPTS, build
+from trl_runs import PROMPTS, build, needs
 
 import trustclip as tc
 from trustclip.engines.trl import ConstrainedGRPOConfig, ConstrainedGRPOTrainer

@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from releases import needs
-from trl_runs import build, constrained, fresh_model
+from trl_runs import build, constrained, fresh_model, needs
 
 import trustclip as tc
 

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from releases import needs
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl_runs import COMMON, assert_same_weights, build, constrained, plain
+from trl_runs import COMMON, assert_same_weights, build, constrained, needs, plain
 
 import trustclip as tc
 from trustclip.constraints import divergences

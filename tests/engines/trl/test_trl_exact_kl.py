@@ -3,9 +3,8 @@
 import pytest
 import torch
 import trl_runs
-from releases import needs
 from test_trl_fast import reward_of_half
-from trl_runs import constrained
+from trl_runs import constrained, needs
 
 from trustclip.engines.trl import ConstrainedGRPOConfig
 from trustclip.engines.trl.passthrough import complaints

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from releases import needs
 from test_trl_engine import gradient_of, one_batch
-from trl_runs import assert_same_weights, build, constrained
+from trl_runs import assert_same_weights, build, constrained, needs
 
 from trustclip.engines.trl.scoring import forward
 from trustclip.engines.trl.scoring.skipping import widen

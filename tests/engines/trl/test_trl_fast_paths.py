@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 import trl_runs
-from releases import needs
 from test_trl_engine import gradient_of, one_batch
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
-from trl_runs import build, constrained, fresh_model, plain, share_of_even_digits
+from trl_runs import build, constrained, fresh_model, needs, plain, share_of_even_digits
 
 from trustclip.engines.trl import ConstrainedGRPOTrainer, fast_paths
 from trustclip.engines.trl.phases import Generating

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import trl_runs
-from releases import needs
 from test_trl_engine import gradient_of, one_batch
+from trl_runs import needs
 
 from trustclip.engines.trl import ConstrainedGRPOConfig, fast_paths
 from trustclip.engines.trl.scoring import hidden

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 from llamas import KINDS, small_llama
-from releases import needs
-from trl_runs import assert_same_weights, constrained
+from trl_runs import assert_same_weights, constrained, needs
 
 from trustclip.engines.trl.scoring.forward import use_head
 from trustclip.engines.trl.scoring.sharing import regroup, share_prompts

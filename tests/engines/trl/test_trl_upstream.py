@@ -5,10 +5,10 @@ import warnings
 from types import ModuleType
 
 import pytest
-from releases import needs
 from transformers import Trainer
 from trl.trainer import grpo_trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
+from trl_runs import needs
 
 from trustclip.engines.trl import trainer, upstream
 from trustclip.engines.trl.recording.records import Recorded

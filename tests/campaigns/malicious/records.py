@@ -53,7 +53,7 @@ Made = tuple[str, Callable[[Path], list[list[str]]]]
 def base(folder: Path) -> Path:
     """A suite of one run that has every file which a reader opens."""
     run = make_run(folder / "suite" / "atr-0", SPEC)
-    marks = {"neutral": {"output_dir": "where it is written"}, "since": {}, "extends": ""}
+    marks = {"neutral": {"output_dir": "where it is written"}, "extends": ""}
     (run / "marks.json").write_text(json.dumps(marks))
     rows = [json.loads(line) for line in (run / "gates.jsonl").read_text().splitlines()]
     token = {"generated": 0, "index": 0, "position": 1, "logp_old": -1.0, "logp_rollout": -2.0}

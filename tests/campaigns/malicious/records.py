@@ -272,10 +272,6 @@ def _logs(many: int, seed: int) -> Iterator[Made]:
     for step in steps:
         lines = console + f"\nstep:{step} - actor/pg_clipfrac:{'9' * 400}.0 - actor/entropy:1e308\n"
         yield f"console: step {step[:9]}", of(lambda p, s=lines: p.write_text(s), "train.log")
-    config = "{'actor_rollout_ref': {'actor': {'ppo_epochs': " + "9" * 400 + "}}}\n"
-    yield "console: configuration", of(lambda p: p.write_text(config + console), "train.log")
-    deep = "{'actor_rollout_ref': " + "[" * 100_000 + "\n" + console
-    yield "console: deep configuration", of(lambda p: p.write_text(deep), "train.log")
     for what, change in _FILES.items():
         for name in ("train.log", "events.out.tfevents.1", "run-1.wandb"):
             yield f"{name} is {what}", of(change, name)

@@ -40,9 +40,11 @@ from smollm2 import FOLDER, KEY, added, generations_of, key_of
 from smollm2_report import ARMS
 from torch import Tensor
 
+from trustclip.constraints.registry import as_method
 from trustclip.logs.reader import find, read_run
 from trustclip.logs.run import Run
 from trustclip.logs.tokens import TOKENS, TokenRow, read_tokens
+from trustclip.support.jsonl import plain
 from trustclip.train.files import Source, build, of_run
 from trustclip.train.models import load_model
 from trustclip.train.problems.generated import GENERATED
@@ -127,7 +129,7 @@ def branched(trunk: Run, folder: Path, generation: int, arm: str, method: Mappin
         config = yaml.safe_load((part / "config.yaml").read_text(encoding="utf-8"))
         config["output_dir"] = str(path)
         config["rl"] |= {"max_steps": start + updates * (arm != "state"), "tokens_every": 1,
-                         "method": dict(method)}  # fmt: skip
+                         "method": plain(as_method(method))}  # fmt: skip
         config["eval"]["limit"] = 1
         (part / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         part.rename(path)

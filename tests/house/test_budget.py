@@ -6,7 +6,7 @@ import structure
 #: Part -> (lines that it may have today, lines that it is on the way to). A ceiling only falls:
 #: whoever takes lines away lowers it, and none is above its goal in the end.
 BUDGETS = {
-    "library": (35_344, 27_000),
+    "library": (35_264, 27_000),
     "train": (13_000, 13_000),
     "cli": (1_700, 1_700),
     "lab": (8_500, 8_500),

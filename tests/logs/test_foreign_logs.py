@@ -20,7 +20,10 @@ import pytest
 import trl_runs
 
 from trustclip.cli.main import main
+from trustclip.findings.run import of_run
+from trustclip.logs.metrics import log_of
 from trustclip.logs.recognise import read_log, token_rows
+from trustclip.logs.run import Run
 from trustclip.logs.tokens import TokenRow, write_tokens
 from trustclip.report.console import explain
 from trustclip.support.jsonl import read_jsonl
@@ -148,9 +151,32 @@ def test_verl_prints_what_it_logs(tmp_path: Path) -> None:
             np.testing.assert_allclose([r[name] for r in log.rows], [r[theirs] for r in logged])
     both = [r["actor/pg_clipfrac"] + r["actor/pg_clipfrac_lower"] for r in logged]
     np.testing.assert_allclose([r["trustclip/gated"] for r in console.rows], both)
-    assert console.settings["loss_mode"] == "vanilla" and console.settings["ppo_epochs"] == 2
-    assert console.schedule is not None and console.schedule.updates == 4
-    assert lines.schedule is None and "settings such as ppo_epochs" in lines.unknown[-1]
+    for log in (console, lines):
+        assert log.schedule is None and "settings such as ppo_epochs" in log.unknown[-1]
+
+
+@pytest.mark.parametrize(
+    ("loss", "mini", "epochs", "moved", "said"),
+    [
+        ("vanilla", 2, 2, None, "There were 4 updates per generation (train_batch_size / ppo_mini"),
+        ("vanilla", 4, 1, 0.0, "there was one update per generation (train_batch_size / ppo_mini"),
+        ("vanilla", 4, 1, None, "With one update per generation (train_batch_size / ppo_mini"),
+        ("sapo", 2, 2, 0.2, "verl's loss sapo logs a clipped share of 0 whatever it does."),
+        (None, 0, 0, 0.01, "was inert, unless verl's loss was sapo, which logs a share of 0"),
+        (None, 0, 0, 0.2, "contradicts itself, unless verl's loss was sapo, which logs a share"),
+        (None, 0, 0, 0.0, "was inert: the share of clipped tokens was 0 in all 10 steps, and the"),
+    ],
+)
+def test_verls_configuration_says_more(loss, mini, epochs, moved, said) -> None:
+    """As wandb keeps it; nothing is clipped where another log-ratio is given."""
+    actor = {"ppo_mini_batch_size": mini, "ppo_epochs": epochs, "policy_loss": {"loss_mode": loss}}
+    config = {"data": {"train_batch_size": 4}, "actor_rollout_ref": {"actor": actor}}
+    other = {"actor/ppo_kl": moved, "actor/pg_clipfrac": 0.0, "actor/pg_clipfrac_lower": 0.0}
+    logged = read_jsonl(VERL / "metrics.jsonl")
+    rows = [(row["step"], row["data"] | (other if moved is not None else {})) for row in logged]
+    log = log_of(Path("a.wandb"), "wandb offline run", rows, config if loss else {})
+    found = of_run(Run(log.path, {}, {}, [], metrics={"rl": log.rows}, log=log))
+    assert log.trainer == "verl" and said in " ".join(finding.line for finding in found)
 
 
 def _exported(release: str) -> list[dict]:

@@ -69,7 +69,8 @@ def texts(report) -> list[str]:
 def tiny(path: Path, answers: dict[str, dict[str, list[int]]], **config: object) -> Path:
     """A run with nothing in it but the answers of its final evaluation."""
     path.mkdir(parents=True)
-    content = {"command": "run", "model": "tiny", "seed": 0, "rl": {"method": "atr"}, **config}
+    rl = {"method": {"name": "atr"}}
+    content = {"command": "run", "model": "tiny", "seed": 0, "rl": rl, **config}
     (path / "config.yaml").write_text(yaml.safe_dump(content))
     append_jsonl(
         path / "samples.jsonl",
@@ -178,7 +179,7 @@ def test_seeds_are_one_group_and_other_settings_another(tmp_path):
 
 
 def test_a_folder_names_no_code_to_run(tmp_path):
-    method = {"method": "antigravity:Method"}
+    method = {"method": {"name": "antigravity:Method"}}
     path = tiny(tmp_path / "run", {"a": {"1": [1, 0], "2": [0, 0]}}, rl=method)
     (group,) = group_runs([read_run(path)])
     assert group.method is None and group.label == "antigravity:Method"
@@ -219,8 +220,8 @@ def test_an_unfinished_run_is_compared_where_both_have_been(tmp_path):
 
 def test_runs_that_cannot_be_compared_say_why(tmp_path):
     tiny(tmp_path / "a", {"t": {"1": [1, 0], "2": [1, 1]}})
-    tiny(tmp_path / "b", {"t": {"1": [1, 0], "3": [1, 1]}}, rl={"method": "clip"})
-    tiny(tmp_path / "c", {"t": {"1": [1, 0], "2": [0, 1]}}, rl={"method": "kl2"})
+    tiny(tmp_path / "b", {"t": {"1": [1, 0], "3": [1, 1]}}, rl={"method": {"name": "clip"}})
+    tiny(tmp_path / "c", {"t": {"1": [1, 0], "2": [0, 1]}}, rl={"method": {"name": "kl2"}})
     report = collect([tmp_path / name for name in "abc"])
     by_label = {c.group.label: c for c in report.compared}
     assert by_label["clip ε=0.2"].difference is None
@@ -243,7 +244,7 @@ def test_scores_stand_beside_the_papers(report):
 
 def test_other_tasks_and_other_k_leave_a_dash(tmp_path):
     tiny(tmp_path / "a", {"t": {"1": [1, 0], "2": [1, 1]}, "u": {"1": [1, 1], "2": [0, 1]}})
-    tiny(tmp_path / "b", {"t": {"1": [1, 0, 1], "2": [1, 1, 1]}}, rl={"method": "clip"})
+    tiny(tmp_path / "b", {"t": {"1": [1, 0, 1], "2": [1, 1, 1]}}, rl={"method": {"name": "clip"}})
     (table, *_) = collect([tmp_path / "a", tmp_path / "b"]).tables
     assert table.columns == [
         f"{task} {metric}" for task in ("t", "u", "Average")
@@ -504,7 +505,7 @@ def test_runs_are_only_read(suite, built):
 def test_the_report_of_one_run_goes_into_its_folder(tmp_path):
     path = tmp_path / "demo"
     path.mkdir()
-    (path / "config.yaml").write_text("command: demo\nmethod: atr\nseed: 0\n")
+    (path / "config.yaml").write_text("command: demo\nmethod: {name: atr}\nseed: 0\n")
     rows = [{"stage": "rl", "step": s, "entropy": 0.5, "trustclip/gated": 0.0} for s in range(1, 5)]
     append_jsonl(path / "metrics.jsonl", rows)
     answers = {0: [0, 1], 4: [1, 1]}  # by step

@@ -117,16 +117,6 @@ def _trl(share: float, new: int, **more: Any) -> Rows:
     ]  # fmt: skip
 
 
-def _verl(path: Path, *changes: tuple[str, str]) -> Path:
-    """The console log of verl, changed."""
-    path.mkdir()
-    text = (LOGS / "verl" / "console.log").read_text()
-    for pattern, new in changes:
-        text = re.sub(pattern, new, text)
-    (path / "a.log").write_text(text)
-    return path
-
-
 def _words(folder: Path) -> Path:
     rng, found = np.random.default_rng(0), []
     for index in range(40):
@@ -348,21 +338,8 @@ FOREIGN: dict[str, Callable[[Path], Path]] = {
     "TRL, capped weights": lambda p: log_of_trl(
         p, [{"cispo_clip_ratio": 0.1, "reward": 0.3} for _ in range(8)]
     ),
-    "verl": lambda p: _verl(p),
+    "verl": lambda p: LOGS / "verl" / "console.log",
     "verl, lines": lambda p: LOGS / "verl" / "metrics.jsonl",
-    "verl, one update per generation": lambda p: _verl(
-        p, (r"actor/pg_clipfrac(_lower)?:[\d.]+", r"actor/pg_clipfrac\1:0.0"),
-        (r"actor/ppo_kl:[\d.]+", "actor/ppo_kl:0.0"), ("'ppo_epochs': 2", "'ppo_epochs': 1"),
-        ("'ppo_mini_batch_size': 2", "'ppo_mini_batch_size': 4"),
-    ),
-    "verl, cut at one update per generation": lambda p: _verl(
-        p, ("'ppo_epochs': 2", "'ppo_epochs': 1"),
-        ("'ppo_mini_batch_size': 2", "'ppo_mini_batch_size': 4"),
-    ),
-    "verl, a loss that reports no clipping": lambda p: _verl(
-        p, (r"actor/pg_clipfrac(_lower)?:[\d.]+", r"actor/pg_clipfrac\1:0.0"),
-        ("'loss_mode': 'vanilla'", "'loss_mode': 'sapo'"),
-    ),
     "prime-rl": lambda p: LOGS / "prime_rl" / "weights",
     "prime-rl, later release": lambda p: LOGS / "prime_rl" / "losses",
     "tokens with words": _words,

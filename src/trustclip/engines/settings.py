@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from pydantic import Field, PlainValidator
 
 from trustclip.support.checked import Whole, checked
-from trustclip.support.marks import Neutral, Since, ToTrl, descriptions
+from trustclip.support.marks import Neutral, ToTrl, descriptions
 from trustclip.support.yaml_files import yaml_list
 
 if TYPE_CHECKING:
@@ -55,11 +55,11 @@ class EngineSettings:
     is in metrics.jsonl, `explain` and the report."""
     allow_inert: ToTrl[bool] = False
     """Train although the schedule keeps the ratio at 1, where no constraint acts."""
-    replay: ToTrl[Annotated[bool, Since(before=False)]] = False
+    replay: ToTrl[bool] = False
     """With top-p or top-k, compute each token's probability among the tokens that the sampler could
     draw there, so that trainer and sampler agree. `centered` then takes these tokens as its
     candidates. This needs trustclip's head."""
-    candidates: ToTrl[Annotated[Whole | None, Since(before=None)]] = None
+    candidates: ToTrl[Whole | None] = None
     """How many of the sampler's likeliest tokens to record at each position, for `centered` and
     drift/*; the policy in training models the others. When unset, 64 if the method needs them, else
     none; the vocabulary's size or more records all of it. This needs trustclip's head."""

@@ -160,11 +160,14 @@ def _never(course: Course, log: Log, *, still: bool) -> Finding:
             "clipped share of 0 whatever it does."
         )
         return Finding("gate/unknown", "note", text)
+    unless = ""
+    if log.trainer == "verl" and mode is None and not still:
+        unless = f", unless verl's loss was {_SILENT[0]}, which logs a share of 0 whatever it does"
     furthest = max(values(log.rows, "k1"), key=abs, default=0.0)
     if abs(furthest) > OUTSIDE:
         text = (
-            f"The log contradicts itself: no token was clipped, and the mean log-ratio reached "
-            f"{furthest:.2g} nats, which is outside the bounds of every usual clip."
+            f"The log contradicts itself{unless}: no token was clipped, and the mean log-ratio "
+            f"reached {furthest:.2g} nats, which is outside the bounds of every usual clip."
         )
         advice = (
             "two causes are usual: no token had an advantage, or the old log-probabilities come "
@@ -172,7 +175,7 @@ def _never(course: Course, log: Log, *, still: bool) -> Finding:
             "any update; all differences must be 0."
         )
         return Finding("gate/contradiction", "fault", text, advice)
-    text = "The constraint was inert: the share of clipped tokens was 0 in all "
+    text = f"The constraint was inert{unless}: the share of clipped tokens was 0 in all "
     text += plural(len(course.gated), course.row)
     if still:
         text += ", and the mean log-ratio was 0: every token had ratio 1."

@@ -59,10 +59,16 @@ SUMMARY = mapping(
 )
 
 
-#: ``marks.json``: what results depend on, see `trustclip.logs.identity.Marks`.
-MARKED = mapping(
-    "Marks", {"neutral": dict[str, Any], "since": dict[str, Any], "extends": str}, more=True
+_METHOD = {"method": dict[str, Any] | None}
+#: ``config.yaml``: of the settings those that are read, the method and its place in a recipe.
+CONFIG = mapping(
+    "Config",
+    {**_METHOD, "rl": mapping("Stage", _METHOD, total=False, more=True) | None},
+    total=False,
+    more=True,
 )
+#: ``marks.json``: what results depend on, see `trustclip.logs.identity.Marks`.
+MARKED = mapping("Marks", {"neutral": dict[str, Any], "extends": str}, more=True)
 #: The entry of a run in its suite.
 ENTRY = mapping(
     "Entry",

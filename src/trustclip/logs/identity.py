@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from trustclip.logs.forms import MARKED
 from trustclip.support.inside import Inside
-from trustclip.support.jsonl import plain, read_mapping
-from trustclip.support.marks import Extends, Neutral, Since, marked, sections
+from trustclip.support.jsonl import read_mapping
+from trustclip.support.marks import Extends, Neutral, marked, sections
 from trustclip.support.schemas import conform
 
 MARKS = "marks.json"
@@ -22,13 +22,10 @@ class Marks:
 
     Args:
       neutral: the settings that no result depends on, and why.
-      since: the settings that older releases do not have, with a value that does what those did:
-        the run's own, if it does.
       extends: the number of updates, of which a run that has begun may get more; or empty.
     """
 
     neutral: Mapping[str, str] = field(default_factory=dict)
-    since: Mapping[str, Any] = field(default_factory=dict)
     extends: str = ""
 
     @classmethod
@@ -40,59 +37,50 @@ class Marks:
           >>> @dataclass
           ... class Settings:
           ...     title: Annotated[str, Neutral("for people")]
-          ...     replay: Annotated[bool, Since(before=False)] = True
+          ...     replay: bool = True
           >>> Marks.of(Settings, {"title": "a", "replay": True})
-          Marks(neutral={'title': 'for people'}, since={'replay': False}, extends='')
+          Marks(neutral={'title': 'for people'}, extends='')
         """
         if not is_dataclass(kind):
             return cls()
         neutral = {at + n: m.why for n, m in marked(kind, Neutral).items() if n in settings}
-        since = {
-            at + name: settings[name] if mark.unchanged(settings[name]) else plain(mark.before)
-            for name, mark in marked(kind, Since).items()
-            if name in settings
-        }
         extends = "".join(at + name for name in marked(kind, Extends))
         for name, stage in sections(kind).items():
             if isinstance(settings.get(name), Mapping):
                 inner = cls.of(stage, settings[name], f"{at}{name}.")
-                neutral, since = {**neutral, **inner.neutral}, {**since, **inner.since}
+                neutral = {**neutral, **inner.neutral}
                 extends = inner.extends or extends  # of several stages, the last
-        return cls(neutral, since, extends)
+        return cls(neutral, extends)
 
     @classmethod
-    def read(cls, folder: Path) -> Self | None:
-        """The marks in a run directory; None in one without them.
+    def read(cls, folder: Path) -> Self:
+        """The marks in a run directory; in one without them, of its name and folder.
 
         Raises:
           ValueError: the file is damaged.
         """
         path = Inside(folder).file(MARKS)
         if not (content := read_mapping(path)):
-            return None
+            return cls(_OF_NO_RESULT)
         conform(content, MARKED, str(path))
         return cls(**{field.name: content[field.name] for field in fields(cls)})
 
 
-def essential(
-    config: Mapping[str, Any], marks: Marks | None = None, at: str = ""
-) -> dict[str, Any]:
+def essential(config: Mapping[str, Any], marks: Marks, at: str = "") -> dict[str, Any]:
     """A run's settings without those that no result depends on.
 
-    Without marks, all but the run's ``name`` and ``output_dir``. A method's ``name`` is no title.
+    A method's ``name`` is no title.
 
     Example:
-      >>> essential({"name": "a", "rl": {"method": {"name": "atr"}}})
+      >>> essential({"name": "a", "rl": {"method": {"name": "atr"}}}, Marks({"name": "a title"}))
       {'rl': {'method': {'name': 'atr'}}}
       >>> essential({"rl": {"report_to": "wandb"}}, Marks({"rl.report_to": "a log"}))
       {'rl': {}}
     """
-    marks = Marks(_OF_NO_RESULT) if marks is None else marks
     return {
         key: essential(value, marks, f"{path}.") if isinstance(value, Mapping) else value
         for key, value in config.items()
         if (path := f"{at}{key}") not in marks.neutral
-        and not (path in marks.since and marks.since[path] == value)
     }
 
 
@@ -109,18 +97,3 @@ def flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         nested = isinstance(value, Mapping) and value
         values |= flat(value, f"{path}.") if nested else {path: value}
     return values
-
-
-def with_method(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A ``config.yaml`` with its method as a mapping, also where it is a name.
-
-    Example:
-      >>> with_method({"rl": {"method": "atr"}})
-      {'rl': {'method': {'name': 'atr'}}}
-    """
-    new = dict(config)
-    if isinstance(new.get("rl"), Mapping):
-        new["rl"] = with_method(new["rl"])
-    if isinstance(new.get("method"), str):
-        new["method"] = {"name": new["method"]}
-    return new

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trustclip.logs.answers import digest, outcomes, scores
-from trustclip.logs.forms import SUITE, SUMMARY, read_as
-from trustclip.logs.identity import Marks, with_method
+from trustclip.logs.forms import CONFIG, SUITE, SUMMARY, read_as
+from trustclip.logs.identity import Marks
 from trustclip.logs.recognise import holds_log, looked_for, read_log
 from trustclip.logs.run import MEASURED, Evaluation, Run, in_words, setting_of
 from trustclip.logs.samples import Samples
@@ -32,7 +32,7 @@ def read_run(path: Path) -> Run:
             metrics={"rl": log.rows}, log=log,
         )  # fmt: skip
     files = Inside(path)
-    config = with_method(read_mapping(files.file("config.yaml")))
+    config = read_as(CONFIG, files.file("config.yaml"))
     environment = read_mapping(files.file("environment.json"))
     summary = read_as(SUMMARY, files.file("summary.json"))
     metrics, unreadable = _metrics(files.file("metrics.jsonl"))

@@ -89,7 +89,7 @@ class Run:
     #: the score that it `reaches`; empty without one.
     entry: Mapping[str, Any] = field(default_factory=dict)
     log: Log | None = None  # where it was read from another trainer's
-    marks: Marks | None = None  # of its settings; None where it has none
+    marks: Marks = field(default_factory=Marks)  # of its settings
     scale: str = "percent"  # what its scores are shown in, 100 times as large as stored
 
     @property

@@ -1,6 +1,5 @@
 """verl's own loggers: ``console`` (lines of ``step:N - name:value``) and ``file`` (JSON lines)."""
 
-import ast
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from trustclip.logs.log import Log, Source, first_row, numbers
 from trustclip.logs.metrics import log_of
 from trustclip.support.inside import Inside
 from trustclip.support.jsonl import numbered
-from trustclip.support.reading import check_bounds, lines, opened
+from trustclip.support.reading import lines, opened
 
 #: Suffixes under which people keep what a program printed.
 _TEXTS = (".log", ".txt", ".out")
@@ -18,10 +17,6 @@ _STEP = re.compile(rb"\bstep:(\d{1,15}) - ")
 _VALUE = re.compile(
     r"([\w/@.\- ]+?):(?:np\.\w+\()?(-?(?:\d+\.?\d*(?:e[+-]?\d+)?|nan|inf))\)?(?: - |$)"
 )
-#: What Ray and terminals put in front of a line.
-_PREFIX = re.compile(r"\x1b\[[0-9;]*m|^\s*\([\w.]+ pid=\d+(?:, ip=[\d.]+)?\) ?")
-#: Bytes in which the printed configuration is looked for.
-_CONFIG = 1 << 20
 #: Bytes in which the first line of steps is looked for, to recognise a console log.
 _SEARCHED = 64 << 20
 
@@ -63,10 +58,9 @@ def _read(path: Path) -> Log:
     remarks: list[str] = []
     with opened(path) as file:
         as_json = file.read(1) == b"{"
-    config = {} if as_json else _printed_config(path)
     measured = (_json if as_json else _console)(path, remarks)
     kind = "JSON lines" if as_json else "console log"
-    return log_of(path, kind, measured, config, remarks, "verl")
+    return log_of(path, kind, measured, {}, remarks, "verl")
 
 
 def _json(path: Path, remarks: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -91,26 +85,6 @@ def _console(path: Path, remarks: list[str]) -> Iterator[tuple[int, Mapping[str,
         text = line[match.end() :].decode("utf-8", "replace").strip()
         values = {name.strip(): float(value) for name, value in _VALUE.findall(text)}
         yield int(match[1]), numbers(values)
-
-
-def _printed_config(path: Path) -> Mapping[str, Any]:
-    """The configuration that verl prints when it starts; empty where it is not there."""
-    with opened(path) as file:
-        text = file.read(_CONFIG).decode("utf-8", "replace")
-    lines = [_PREFIX.sub("", _PREFIX.sub("", line)) for line in text.splitlines()]
-    starts = [i for i, line in enumerate(lines) if line.startswith("{'actor_rollout_ref'")]
-    block = ""
-    for line in lines[starts[0] : starts[0] + 5000] if starts else []:
-        if line[:1] not in ("{", " "):  # another process printed in between
-            continue
-        block += line + "\n"
-        if block.count("{") == block.count("}"):
-            break
-    try:
-        check_bounds(value := ast.literal_eval(block))
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return {}
-    return value if isinstance(value, Mapping) else {}
 
 
 SOURCE = Source(

@@ -8,7 +8,7 @@ import ast
 import contextlib
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -32,18 +32,6 @@ class Neutral:
 @dataclass(frozen=True)
 class Extends:
     """The number of updates: a run that has begun may get more."""
-
-
-@dataclass(frozen=True, eq=False)
-class Since:
-    """Runs of older releases do not have it."""
-
-    before: Any  # what such a run did, as a value of today
-    same: Callable[[Any], bool] | None = None  # whether a plain value means that; equality if None
-
-    def unchanged(self, value: Any) -> bool:
-        """Whether a run with this value does what runs without the setting did."""
-        return value == self.before if self.same is None else self.same(value)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from typing import Any, TypeVar, cast
 
 from trustclip.support import yaml_files
 from trustclip.support.consent import ALL, consent, names_in
-from trustclip.support.marks import Since, marked, sections
 from trustclip.support.names import nearest, unknown
 from trustclip.support.settings import (
     PARTS,
@@ -90,22 +89,7 @@ def of_run(folder: Path) -> tuple[str, type, dict[str, Any]]:
     if command not in OF_COMMAND:
         raise ValueError(f"{folder}/config.yaml is of no run that can be continued: {command!r}.")
     kind = OF_COMMAND[command]
-    return command, kind, completed(kind, content) | {"output_dir": str(folder)}
-
-
-def completed(cls: type, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run of an older release, with what it did by today's settings.
-
-    Example:
-      >>> completed(RLStage, {})["exclude"]
-      'none'
-    """
-    before = {name: mark.before for name, mark in marked(cls, Since).items() if mark.same is None}
-    whole = {**before, **settings}
-    inner = {
-        name: kind for name, kind in sections(cls).items() if isinstance(whole.get(name), dict)
-    }
-    return whole | {name: completed(kind, whole[name]) for name, kind in inner.items()}
+    return command, kind, content | {"output_dir": str(folder)}
 
 
 def load_recipe(

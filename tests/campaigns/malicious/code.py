@@ -133,7 +133,7 @@ def report_of_a_run_with_a_part(folder):
     return ["report", str(path), "-o", str(folder / "report")]
 
 
-@artefact(2, *IMPORTS)
+@artefact(2, "holds a run without seed, which is 0 now")
 def run_to_be_continued(folder):
     # The settings in the folder differ from those asked for; finding that out imports nothing.
     path = recipe(folder)
@@ -141,6 +141,7 @@ def run_to_be_continued(folder):
     stored = yaml.safe_load(Path(path).read_text())
     stored["rl"]["method"] = {"name": EVIL}
     (folder / "run" / "config.yaml").write_text(yaml.safe_dump({"command": "run", **stored}))
+    (folder / "run" / "metrics.jsonl").touch()  # it has begun
     return ["run", path]
 
 

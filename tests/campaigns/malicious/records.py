@@ -53,7 +53,7 @@ Made = tuple[str, Callable[[Path], list[list[str]]]]
 def base(folder: Path) -> Path:
     """A suite of one run that has every file which a reader opens."""
     run = make_run(folder / "suite" / "atr-0", SPEC)
-    marks = {"neutral": {"output_dir": "where it is written"}, "since": {}, "extends": ""}
+    marks = {"neutral": {"output_dir": "where it is written"}, "extends": ""}
     (run / "marks.json").write_text(json.dumps(marks))
     rows = [json.loads(line) for line in (run / "gates.jsonl").read_text().splitlines()]
     token = {"generated": 0, "index": 0, "position": 1, "logp_old": -1.0, "logp_rollout": -2.0}
@@ -272,10 +272,6 @@ def _logs(many: int, seed: int) -> Iterator[Made]:
     for step in steps:
         lines = console + f"\nstep:{step} - actor/pg_clipfrac:{'9' * 400}.0 - actor/entropy:1e308\n"
         yield f"console: step {step[:9]}", of(lambda p, s=lines: p.write_text(s), "train.log")
-    config = "{'actor_rollout_ref': {'actor': {'ppo_epochs': " + "9" * 400 + "}}}\n"
-    yield "console: configuration", of(lambda p: p.write_text(config + console), "train.log")
-    deep = "{'actor_rollout_ref': " + "[" * 100_000 + "\n" + console
-    yield "console: deep configuration", of(lambda p: p.write_text(deep), "train.log")
     for what, change in _FILES.items():
         for name in ("train.log", "events.out.tfevents.1", "run-1.wandb"):
             yield f"{name} is {what}", of(change, name)

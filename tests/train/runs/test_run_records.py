@@ -89,11 +89,11 @@ def test_a_setting_that_a_run_has_otherwise_is_told_with_both_values(tmp_path):
 
 def test_what_a_run_says_of_its_settings_decides_what_is_essential(tmp_path):
     run = RunDirectory(tmp_path / "run", "rl", settings(tmp_path)).path
-    (run / "marks.json").write_text(
-        '{"neutral": {"seed": "a test"}, "since": {"beta": 0.0}, "extends": ""}'
-    )
+    (run / "marks.json").write_text('{"neutral": {"seed": "a test"}, "extends": ""}')
     whole = read_run(run)
-    assert whole.config.keys() - whole.essential.keys() == {"seed", "beta"}
+    assert whole.config.keys() - whole.essential.keys() == {"seed"}
+    (run / "marks.json").unlink()
+    assert whole.config.keys() - read_run(run).essential.keys() == {"output_dir"}
     (run / "marks.json").write_text('{"neutral": []}')
     with pytest.raises(ValueError, match=r"marks\.json: neutral: "):
         read_run(run)
@@ -224,6 +224,7 @@ def test_pages_and_cards_hide_the_secrets_of_older_runs(tmp_path, monkeypatch):
         ("summary.json", '{"a":' * 100_000, "cannot be read: nested more than 64"),
         ("config.yaml", "- 1\n- 2", "holds a list, not a mapping"),
         ("config.yaml", "a: [1\nb: 2", "damaged: line 2"),
+        ("config.yaml", "rl: {method: atr}", r"rl\.method: input should be a valid dictionary"),
         ("config.yaml", "a: \x1b]0;owned\x07", "damaged"),
         ("environment.json", '"text"', "holds a str, not a mapping"),
     ],

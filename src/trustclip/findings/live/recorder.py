@@ -38,8 +38,6 @@ _NEUTRAL = {
     "save_async": "whether training waits for a checkpoint",
     "shadows": "methods that only watch; the training is the same to the last bit",
 }
-#: Those that older releases did not have, with what these did.
-_SINCE = {"replay": False}
 _TOP_LEVEL = {*OF_RECIPES, "num_train_epochs", "seed", *_OURS, *_NEUTRAL}
 
 #: Locks of this process by folder: a notebook's cell that is run again replaces its recorder.
@@ -112,7 +110,7 @@ class Recorder(TrainerCallback):
         _lock(self.path)
         settings = settings_of(trainer)
         neutral = {name: why for name, why in _NEUTRAL.items() if name in settings}
-        marks = Marks(neutral, {n: v for n, v in _SINCE.items() if n in settings}, "max_steps")
+        marks = Marks(neutral, "max_steps")
         self._run = run = RunWriter.resumed(self.path, "rl", settings, marks)
         self._trainer = trainer
         trainer.recorder = _Completions(run, self._guards.report)

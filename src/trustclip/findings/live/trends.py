@@ -117,8 +117,7 @@ def weight_sync(series: Series) -> str:
     generation is `JUMP` times as far from the trainer as any before it, the update between them
     has not reached the sampler, or only in part.
     """
-    values = series.get(FRESH, {"means": [], "open": []})  # checkpoints of older releases lack it
-    before, current = values["means"], values["open"][:1]
+    before, current = series[FRESH]["means"], series[FRESH]["open"][:1]
     if not (before and current) or current[0] < max(facts.LEAST_FRESH, facts.JUMP * max(before)):
         return ""
     times = current[0] / max(*before, 1e-9)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trustclip.logs.identity import Marks, flat
+from trustclip.logs.identity import Marks
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,10 @@ def unchangeable(
 
     ``current`` is its value now, and ``marks`` are those of the settings of now.
     """
-    before = flat(marks.since).get(key)
-    if key not in stored and before is not None:
-        return (
-            f"{path} holds a run of a release that had no setting {key}, and did what "
-            f"{before!r} does now, not {current!r}: continue it with --{key} {before}, "
-            f"or choose another {elsewhere}."
-        )
+    held, same = f"with {key}={stored.get(key)!r}, not {current!r}", "the same settings"
+    if key not in stored:
+        held = f"without {key}, which is {current!r} now"
+        same = "the settings and the release of trustclip that began it"
     if key == marks.extends:
         more = f"A run that has begun may get more updates, not fewer ({stored.get(key)!r} so far)"
     else:
@@ -67,6 +64,6 @@ def unchangeable(
         longer = f"{marks.extends} upwards, and " if marks.extends else ""
         more = f"Of a run that has begun you may change {longer}{names}"
     return (
-        f"{path} holds a run with {key}={stored.get(key)!r}, not {current!r}. Continue it with the "
-        f"same settings, or choose another {elsewhere}. {more}."
+        f"{path} holds a run {held}. Continue it with {same}, or choose another {elsewhere}. "
+        f"{more}."
     )

@@ -1,12 +1,11 @@
 """A run directory as it is written: everything a run is and did, readable without this program.
 
-``config.yaml`` (settings, all of them), ``marks.json`` (on which of them no result depends, and
-what runs without them did), ``environment.json``, ``metrics.jsonl`` (a line per logged step),
-``samples.jsonl``, one of each rank (a line per completion), ``gates.jsonl`` (a line per update:
-gated share of its completions), ``tokens/`` (a file per recorded update: tokens of some of its
-completions), ``problems.jsonl``, ``summary.json`` (the outcome). Lines are appended and flushed as
-they come: what was computed is on disk. Secrets (tokens, passwords, keys) are replaced before
-anything is written.
+``config.yaml`` (settings, all of them), ``marks.json`` (on which of them no result depends),
+``environment.json``, ``metrics.jsonl`` (a line per logged step), ``samples.jsonl``, one of each
+rank (a line per completion), ``gates.jsonl`` (a line per update: gated share of its completions),
+``tokens/`` (a file per recorded update: tokens of some of its completions), ``problems.jsonl``,
+``summary.json`` (the outcome). Lines are appended and flushed as they come: what was computed is on
+disk. Secrets (tokens, passwords, keys) are replaced before anything is written.
 
 In one file because what is appended, measured, cut back and summarised are the same files: each is
 understood only from the others.
@@ -23,14 +22,13 @@ from typing import Any, ClassVar, Self
 import yaml
 
 from trustclip.logs.forms import HASHES, SUMMARY, read_as
-from trustclip.logs.identity import MARKS, Marks, essential, flat, with_method
+from trustclip.logs.identity import MARKS, Marks, essential, flat
 from trustclip.logs.samples import SHARD, shards
 from trustclip.logs.tokens import TOKENS, UPDATE, TokenRow, write_tokens
 from trustclip.logs.writing.environment import environment, versions
 from trustclip.logs.writing.extension import Extension, extension, unchangeable
 from trustclip.logs.writing.extents import Cursor, Extents
 from trustclip.logs.writing.hashes import with_hashes
-from trustclip.support.consent import consent, names_in
 from trustclip.support.flush import flush
 from trustclip.support.inside import Inside, OutsideError, refuse_links
 from trustclip.support.jsonl import (
@@ -91,9 +89,7 @@ class RunWriter:
         flush(path)  # what is read here is believed: a killed process may not have flushed its name
         config, marks = described(command, settings, marks)
         current = flat(essential(config, marks))
-        with consent(*names_in(current)):
-            begun = _all_of_method(with_method(whole(path / "config.yaml")))
-        stored = flat(essential(begun, Marks.read(path)))
+        stored = flat(essential(whole(path / "config.yaml"), marks))
         longer = extension(marks.extends, stored, current)
         for key in {**current, **stored}:
             same = key in stored and key in current and stored[key] == current[key]
@@ -102,8 +98,8 @@ class RunWriter:
                     for name in _WHAT:  # it was refused before it did anything
                         (path / name).unlink(missing_ok=True)
                     return cls(path, command, settings, marks)
-                now, elsewhere = flat(config).get(key), cls.elsewhere
-                raise ValueError(unchangeable(path, marks, key, flat(begun), now, elsewhere))
+                now = current.get(key)
+                raise ValueError(unchangeable(path, marks, key, stored, now, cls.elsewhere))
         run = cls.__new__(cls)
         run._open(path)
         before = run.summary  # of the parts of a run, the times add up
@@ -313,17 +309,6 @@ def whole(path: Path, read: Callable[[Path], Mapping[str, Any]] = read_mapping) 
     except ValueError as error:
         raise ValueError(f"{error} Restore it, or choose another --output-dir.") from error
     return content
-
-
-def _all_of_method(config: dict[str, Any]) -> dict[str, Any]:
-    """With every hyper-parameter of the method, as older releases did not write them."""
-    from trustclip.constraints.registry import as_method
-
-    if isinstance(config.get("rl"), dict):
-        config["rl"] = _all_of_method(config["rl"])
-    if isinstance(config.get("method"), dict):
-        config["method"] = as_method(config["method"]).to_dict()
-    return config
 
 
 def described(

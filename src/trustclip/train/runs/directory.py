@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trustclip.logs.forms import SUMMARY, read_as
-from trustclip.logs.identity import Marks, essential
+from trustclip.logs.identity import essential
 from trustclip.logs.writing.extents import Cursor
 from trustclip.logs.writing.hashes import FINAL, missing_files
 from trustclip.logs.writing.run import INPUTS, RunWriter, described, whole
@@ -47,11 +47,11 @@ class RunDirectory(RunWriter):
     @staticmethod
     def stopped(path: Path, command: str, settings: Any) -> bool:
         """Whether the folder holds a run of exactly these settings that is not finished."""
-        config, summary = path / "config.yaml", path / "summary.json"
-        if not config.exists() or (summary.exists() and read_as(SUMMARY, summary).get("finished")):
+        begun, summary = path / "config.yaml", path / "summary.json"
+        if not begun.exists() or (summary.exists() and read_as(SUMMARY, summary).get("finished")):
             return False
-        begun = essential(whole(config), Marks.read(path))
-        return begun == essential(*described(command, settings))
+        config, marks = described(command, settings)
+        return essential(whole(begun), marks) == essential(config, marks)
 
     @property
     def final(self) -> Path:

@@ -34,7 +34,6 @@ from trustclip.support.marks import (
     Extends,
     Metavar,
     Neutral,
-    Since,
     ToTrl,
     fields_of,
 )
@@ -88,7 +87,7 @@ OWN_TESTS, NEAR, NOTHING = "tests", "near", "none"
 
 
 #: Names of columns, by the part of a problem that they hold.
-Columns = Annotated[dict[str, str], Dotted(), Metavar("VALUE"), Since(before={})]
+Columns = Annotated[dict[str, str], Dotted(), Metavar("VALUE")]
 #: Any other field of TRL's GRPOConfig, by its name.
 Passthrough = Annotated[dict[str, Any], Dotted(), Metavar("VALUE")]
 #: What fine-tuning and reinforcement learning write while they train.
@@ -97,10 +96,6 @@ _SaveSteps = Annotated[
 ]
 _SaveLimit = Annotated[Count | None, Neutral("how many checkpoints are kept")]
 _LogSteps = Annotated[Count, Neutral("how often metrics are written; nothing is trained on them")]
-
-
-def _no_prompt(value: Any) -> bool:
-    return isinstance(value, Mapping) and set(value.values()) == {None}
 
 
 @checked
@@ -114,7 +109,7 @@ class Place:
     """Run directory; the trained model is saved in its folder "final"."""
     seed: Seed = 0
     """Random seed of the whole run."""
-    dtype: Annotated[Dtype, Since(before="auto")] = "auto"
+    dtype: Dtype = "auto"
     """Precision in which the model is loaded; "auto" is bfloat16 on a GPU and float32 on a CPU."""
     changed_inputs: Annotated[bool, Neutral("the run records what of its inputs has changed")] = (
         False
@@ -132,7 +127,7 @@ class Problems:
     columns are passed to reward functions. On the command line --columns.prompt question."""
     prompt_style: Style = "solution"
     """Format of the prompt that presents a problem to the model."""
-    prompt: Annotated[Prompt, Since(before=None, same=_no_prompt)] = Prompt()
+    prompt: Prompt = Prompt()
     """A system message and a template of your own, in place of the style's."""
     limit: Count | None = None
     """Number of problems to use (of each task), counted from the first; all when unset."""
@@ -147,11 +142,6 @@ class Problems:
 
 def _modules(value: Any) -> Any:
     return yaml_list(value) if isinstance(value, str) and ("," in value or "[" in value) else value
-
-
-def _usual_lora(value: Any) -> bool:
-    options = vars(value) if isinstance(value, Lora) else value or {}
-    return all(options[name] in (None, getattr(Lora(), name), []) for name in options)
 
 
 @checked
@@ -184,7 +174,7 @@ class Training(Problems):
     dataset: str
     """Problems with answers, or with solutions to tune on: a file (a part of it: FILE@[:1000]), a
     hub id (NAME:CONFIG@SPLIT), or generated ones ("arithmetic", "word-sums", ...)."""
-    exclude: Annotated[str, Since(before=NOTHING)] = OWN_TESTS
+    exclude: str = OWN_TESTS
     """Which test problems are left out of training, compared by text and answer: "tests" (those of
     the recipe's evaluation), names of further test sets (tests,aime24), or "none". With "near"
     (tests,near) reworded problems are left out too, and others of the same template."""
@@ -192,7 +182,7 @@ class Training(Problems):
     """Learning-rate schedule."""
     weight_decay: ToTrl[NonNegative] = 1e-3
     """Weight decay of AdamW."""
-    lora: Annotated[Lora, Since(before=Lora(), same=_usual_lora)] = Lora()
+    lora: Lora = Lora()
     """LoRA adapters beyond their rank: {target_modules: [q_proj, v_proj], use_rslora: true}."""
     lora_r: Whole = 0
     """Rank of LoRA adapters; 0 trains all weights."""
@@ -363,7 +353,7 @@ class EvalStage(Problems, Rewarded):
     ("arithmetic", "word-sums", "letter-counts", "digit-sums")."""
     k: Count = 8
     """Samples per problem."""
-    reward: Annotated[Rewards, Since(before="correct")] = "correct"
+    reward: Rewards = "correct"
     """What counts as right: the verifier's answer check ("correct"), or a reward of your own that
     returns 0 or 1 ("file.py:function"); of a list, the first decides, and the mean of each further
     one is reported. See docs/bring-your-own.md."""
@@ -398,7 +388,7 @@ class EvalSettings(EvalStage, Place):
     """Address of the server (openai); the API key is read from OPENAI_API_KEY."""
     concurrency: Count = 16
     """Maximum number of concurrent requests (openai)."""
-    vllm: Annotated[Passthrough, Since(before={})] = field(default_factory=dict)
+    vllm: Passthrough = field(default_factory=dict)
     """Arguments of vLLM's engine by its own names: tensor-parallel-size, max-model-len, dtype."""
 
 

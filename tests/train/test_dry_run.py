@@ -120,8 +120,7 @@ def test_minutes_follow_from_the_rate_of_this_machine(tmp_path, monkeypatch):
     preflight.run_longest(made, Console(file=out, width=200), preflight.Longest((), 36))
     update = made.rl.per_device_train_batch_size * made.rl.gradient_accumulation_steps
     length = 36 + made.rl.max_completion_length
-    # Attention: states of earlier tokens, half the length, twice; 128 numbers in each of 2 layers.
-    states = 2 * (length / 2) * 128 * 2
+    states = 2 * (length / 2) * 128 * 2  # twice those of all earlier tokens, in 2 layers of 128
     minutes = (4 * made.rl.samples + 12 * update) * length * (1 + states / 1e6) / 0.5 / 60
     assert f"about {minutes:.0f} minutes and more than 0.00373 GiB" in out.getvalue()
 

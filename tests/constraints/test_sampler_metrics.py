@@ -213,8 +213,9 @@ def test_the_gate_against_the_proximal_policy_and_against_the_sampler(method) ->
 
 def test_a_mask_on_the_current_policy_counts_in_whichever_of_its_forms() -> None:
     batch = random_batch(noise=0.4)
-    icepop = tc.method("icepop", inner="importance_sampling", floor=0.5, ceiling=1.5, policy="new")
-    shares = [sampler.gated_against(batch, method) for method in (icepop, icepop.as_sampler())]
+    same = {"inner": "importance_sampling", "floor": 0.5, "ceiling": 1.5}
+    forms = ("icepop", {"policy": "new"}), ("sampler", {"between": "new_rollout"})
+    shares = [sampler.gated_against(batch, tc.method(n, **same, **own)) for n, own in forms]
     assert shares[0] == shares[1] and value(shares[0]["sampler/gated_rollout"]) > 0
 
 

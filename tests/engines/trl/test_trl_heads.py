@@ -10,7 +10,6 @@ import pytest
 import torch
 import trl_runs
 from test_trl_engine import gradient_of, one_batch
-from trl_runs import needs
 
 from trustclip.engines.trl import ConstrainedGRPOConfig, fast_paths
 from trustclip.engines.trl.scoring import hidden
@@ -53,7 +52,7 @@ def build(tmp_path, kind: str, **settings: Any) -> Any:
     return trl_runs.build(tmp_path, model=model_of(kind), **given)
 
 
-@needs("trl>=1.15")
+@trl_runs.needs("trl>=1.15")
 @pytest.mark.parametrize("kind", KINDS)
 def test_our_head_has_the_gradient_of_trls(tmp_path, kind):
     ours, theirs = (build(tmp_path, kind, head=head) for head in ("trustclip", "trl"))
@@ -67,7 +66,7 @@ def test_our_head_has_the_gradient_of_trls(tmp_path, kind):
     assert changed == expected.get(kind, (1.0, None))
 
 
-@needs("trl>=1.15")
+@trl_runs.needs("trl>=1.15")
 @pytest.mark.parametrize("kind", ["gemma2", "granite", "padded"])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_the_exact_kl_is_that_of_the_models_own_logits(tmp_path, kind, frozen):
@@ -97,7 +96,7 @@ def test_the_exact_kl_is_that_of_the_models_own_logits(tmp_path, kind, frozen):
     torch.testing.assert_close(direct, want, rtol=1e-3, atol=1e-6)
 
 
-@needs("trl>=1.15")
+@trl_runs.needs("trl>=1.15")
 def test_a_model_that_changes_its_logits_otherwise_is_left_to_trl(tmp_path):
     trainer = build(tmp_path, "untied")
     model = trainer.model

@@ -30,7 +30,6 @@ from . import FOLDERS, ROOT
 
 #: The simulated runs, in which trainer, checkpoints and copies are played together.
 _RUNS = "campaigns/test_faults.py::test_runs"
-#: Tests of the lock that need no shipped recipe: a folder of mutants has none.
 _ONE_PROCESS = (
     "test_pipeline.py::test_a_second_process_in_a_run_directory_is_refused[run]",
     "test_pipeline.py::test_ranks_of_one_job_are_one_process",
@@ -79,6 +78,8 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("stats/test_stats.py", "stats/test_stats_paired.py"),
     ),
 }
+#: What a folder of mutants has: the tests read all of it.
+_USED = ["src", "tests", "docs", "requirements", "recipes", "examples", "benchmarks", "conftest.py"]
 #: Share of the mutants that has to be killed.
 WANTED = 0.95
 
@@ -89,7 +90,7 @@ _SETTINGS = """\
 [tool.mutmut]
 source_paths = ["src"]
 only_mutate = {only}
-also_copy = ["src", "tests", "conftest.py"]
+also_copy = {copied}
 pytest_add_cli_args_test_selection = {tests}
 pytest_add_cli_args = ["-m", "not slow", "-p", "no:cacheprovider"]
 timeout_constant = 6.0
@@ -185,15 +186,15 @@ def prepare(group: str, *, anew: bool = False) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     modules, tests = GROUPS[group]
-    for name in ("src", "tests"):
-        for path in (ROOT / name).rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
-                _copy(path.read_bytes(), folder / path.relative_to(ROOT))
+    arguments = ["git", "ls-files", "-co", "--exclude-standard", *_USED]
+    listed = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for path in [path for name in listed.splitlines() if (path := ROOT / name).is_file()]:
+        _copy(path.read_bytes(), folder / path.relative_to(ROOT))
     conftest = (ROOT / "conftest.py").read_text() + _QUICK_FIRST
     _copy(conftest.encode(), folder / "conftest.py")
     only = json.dumps([f"src/trustclip/{module}" for module in modules])
     chosen = json.dumps([f"tests/{test}" for test in tests])
-    settings = _SETTINGS.format(only=only, tests=chosen, paths=json.dumps(FOLDERS))
+    settings = _SETTINGS.format(only=only, tests=chosen, paths=FOLDERS, copied=_USED)
     _copy(settings.encode(), folder / "pyproject.toml")
     return folder
 

@@ -192,8 +192,8 @@ def prepare(group: str, *, anew: bool = False) -> Path:
         _copy(path.read_bytes(), folder / path.relative_to(ROOT))
     conftest = (ROOT / "conftest.py").read_text() + _QUICK_FIRST
     _copy(conftest.encode(), folder / "conftest.py")
-    only = json.dumps([f"src/trustclip/{module}" for module in modules])
-    chosen = json.dumps([f"tests/{test}" for test in tests])
+    only = [f"src/trustclip/{module}" for module in modules]
+    chosen = [f"tests/{test}" for test in tests]
     settings = _SETTINGS.format(only=only, tests=chosen, paths=FOLDERS, copied=_USED)
     _copy(settings.encode(), folder / "pyproject.toml")
     return folder

@@ -181,14 +181,10 @@ def test_its_own_clip_is_our_clip(method, settings, folder, tmp_path):
         torch.testing.assert_close(a, b, rtol=0, atol=2e-5)  # Adam enlarges rounding
 
 
-@pytest.fixture
-def untested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream, "RELEASE", "9.1.0")
-
-
 @pytest.mark.parametrize("name", ["atr", "gspo", "cispo", "topr", "soft_gate", "ipo", "trm"])
-def test_the_gradient_is_the_methods(name, folder, tmp_path, untested):
+def test_the_gradient_is_the_methods(name, folder, tmp_path, monkeypatch):
     """By a pass over each completion alone, without packing, and the coefficient of each token."""
+    monkeypatch.setattr(upstream, "RELEASE", "9.1.0")
     method = tc.method(name)
     trainer = build(ConstrainedAsyncGRPOTrainer, folder, tmp_path, method=method)
     (inputs,) = itertools.islice(trainer.get_train_dataloader(), 1)
@@ -245,7 +241,8 @@ def test_bounds_of_its_own_clip_are_refused(folder, tmp_path):
         build(ConstrainedAsyncGRPOTrainer, folder, tmp_path, settings={"epsilon": 0.1})
 
 
-def test_another_loss_is_an_error_in_the_first_update(folder, tmp_path, monkeypatch, untested):
+def test_another_loss_is_an_error_in_the_first_update(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(upstream, "RELEASE", "9.1.0")
     trainer = build(ConstrainedAsyncGRPOTrainer, folder, tmp_path)
     monkeypatch.setattr(torch, "min", torch.max)  # as a loss that prefers the other branch
     with pytest.raises(RuntimeError, match="does not train by the method"):

@@ -21,11 +21,11 @@ class Marks:
     """What a run directory says of its settings besides their values, by their paths.
 
     Args:
-      neutral: the settings that no result depends on, and why.
+      neutral: the settings that no result depends on, and why; its name and folder by default.
       extends: the number of updates, of which a run that has begun may get more; or empty.
     """
 
-    neutral: Mapping[str, str] = field(default_factory=dict)
+    neutral: Mapping[str, str] = field(default_factory=_OF_NO_RESULT.copy)
     extends: str = ""
 
     @classmethod
@@ -61,7 +61,7 @@ class Marks:
         """
         path = Inside(folder).file(MARKS)
         if not (content := read_mapping(path)):
-            return cls(_OF_NO_RESULT)
+            return cls()
         conform(content, MARKED, str(path))
         return cls(**{field.name: content[field.name] for field in fields(cls)})
 

@@ -42,7 +42,7 @@ from trustclip.report.draw.marks import Figure, Mark, Panel
 from trustclip.stats import Difference, holm
 from trustclip.stats.confidence import RunSummary
 from trustclip.stats.differences import paired_runs
-from trustclip.support.text import markdown_table, percent
+from trustclip.support.text import markdown_table, percent, plural
 from trustclip_lab.pages import filled
 from trustclip_lab.stats.equivalence import equivalence_p
 
@@ -448,18 +448,23 @@ def calibrated(folder: Path) -> str:
 
 def state_of(folder: Path) -> str:
     """How many blocks are finished, and what that allows to say."""
-    runs = sum(len(made) for kinds in there(folder).values() for made in kinds.values())
-    whole = len(finished(folder))
-    text = f"**{whole} of the {len(SEEDS)} planned blocks are finished** ({runs} runs)."
-    if whole < len(SEEDS):
+    kinds = finished(folder)
+    runs = sum(len(made) for by_kind in there(folder).values() for made in by_kind.values())
+    used = len(CELLS) * len(kinds)
+    text = f"**{len(kinds)} of the {len(SEEDS)} planned blocks are finished** ({used} runs)."
+    if runs > used:
+        text += (
+            " The tables also hold runs of unfinished blocks and of other kinds of processor "
+            f"({runs - used}), which enter no number."
+        )
+    if len(kinds) < len(SEEDS):
         return f"{text} Nothing is tabulated or concluded before all {len(SEEDS)} are."
-    commits, kinds = (
-        set(pq.read_table(folder / "answers.parquet", columns=[name])[name].to_pylist())
-        for name in ("commit", "processor")
-    )
+    columns = ["seed", "commit", "processor"]
+    rows = pq.read_table(folder / "answers.parquet", columns=columns).to_pylist()
+    commits = {row["commit"] for row in rows if row["processor"] == kinds.get(row["seed"])}
     return (
-        f"{text} The programs of {len(commits)} commits made them, on {len(kinds)} kinds of "
-        "processor; each row names its own."
+        f"{text} The programs of {plural(len(commits), 'commit')} made them, on "
+        f"{plural(len(set(kinds.values())), 'kind')} of processor; each row names its own."
     )
 
 

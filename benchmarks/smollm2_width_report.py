@@ -106,6 +106,12 @@ def finished(folder: Path) -> dict[int, str]:
     return {seed: kind for seed, kind in sorted(found.items()) if kind and seed in SEEDS}
 
 
+def used(table: Path, kinds: Mapping[int, str]) -> list[Mapping[str, Any]]:
+    """Rows of the finished blocks alone, each block of the kind of processor that finished it."""
+    rows = pq.read_table(table).to_pylist()
+    return [row for row in rows if row["processor"] == kinds.get(row["seed"])]
+
+
 def read(folder: Path) -> Blocks:
     """The ten blocks of the tables in a folder.
 
@@ -120,11 +126,9 @@ def read(folder: Path) -> Blocks:
     by["right"][:] = 0.0
 
     def rows_of(name: str) -> list[tuple[tuple[int, int], Mapping[str, Any]]]:
-        rows = pq.read_table(folder / f"{name}.parquet").to_pylist()
         return [
             ((CELLS.index((row["arm"], row["rate"])), SEEDS.index(row["seed"])), row)
-            for row in rows
-            if row["seed"] in kinds and row["processor"] == kinds[row["seed"]]
+            for row in used(folder / f"{name}.parquet", kinds)
         ]
 
     for place, row in rows_of("generations"):
@@ -450,18 +454,16 @@ def state_of(folder: Path) -> str:
     """How many blocks are finished, and what that allows to say."""
     kinds = finished(folder)
     runs = sum(len(made) for by_kind in there(folder).values() for made in by_kind.values())
-    used = len(CELLS) * len(kinds)
-    text = f"**{len(kinds)} of the {len(SEEDS)} planned blocks are finished** ({used} runs)."
-    if runs > used:
+    entering = len(CELLS) * len(kinds)
+    text = f"**{len(kinds)} of the {len(SEEDS)} planned blocks are finished** ({entering} runs)."
+    if runs > entering:
         text += (
             " The tables also hold runs of unfinished blocks and of other kinds of processor "
-            f"({runs - used}), which enter no number."
+            f"({runs - entering}), which enter no number."
         )
     if len(kinds) < len(SEEDS):
         return f"{text} Nothing is tabulated or concluded before all {len(SEEDS)} are."
-    columns = ["seed", "commit", "processor"]
-    rows = pq.read_table(folder / "answers.parquet", columns=columns).to_pylist()
-    commits = {row["commit"] for row in rows if row["processor"] == kinds.get(row["seed"])}
+    commits = {row["commit"] for row in used(folder / "answers.parquet", kinds)}
     return (
         f"{text} The programs of {plural(len(commits), 'commit')} made them, on "
         f"{plural(len(set(kinds.values())), 'kind')} of processor; each row names its own."

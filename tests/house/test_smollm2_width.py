@@ -167,16 +167,16 @@ def test_contrasts_are_paired_t_tests_with_holms_correction_over_four(tmp_path: 
 def test_a_block_is_of_the_kind_of_processor_that_has_all_of_its_runs(tmp_path: Path) -> None:
     folder = made(tmp_path)
     area = report.read(folder).area
-    other = "B kind (family 2)"
     for name in ("generations", "answers"):
         path = folder / f"{name}.parquet"
         rows = parquet.read_table(path).to_pylist()
         more = [
-            row | {"processor": other, "right": 0}
+            row | {"processor": "B kind (family 2)", "right": 0}
             for row in rows
             if row["seed"] == 8 and row["arm"] != "held"
         ]
         parquet.write_table(pa.Table.from_pylist(rows + more), path)
+    assert report.finished(folder) == dict.fromkeys(report.SEEDS, KIND)
     assert (report.read(folder).area == area).all()
     assert "(150 runs). The tables also hold runs" in report.state_of(folder)
 

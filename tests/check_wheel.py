@@ -27,36 +27,27 @@ STAND_INS = {
     "runs/eval-clip": "runs/demo-atr-seed0",
     "runs/eval-atr": "runs/tiny",
 }
-#: Beginning of an example, or a word of it -> why it is not run here.
+#: Why an example is not run here -> what it begins with, or a part of it.
 LEFT_OUT = {
-    "rl": "needs a model and problems of one's own",
-    "sft": "needs a model and problems of one's own",
-    "eval": "needs a model and problems of one's own",
-    "decontaminate": "needs problems of one's own",
-    "run recipes/paper": "loads a model from the hub",
-    "run mine.yaml": "a recipe of one's own",
-    "run recipe.yaml": "a recipe of one's own",
-    "init": "needs a model and problems of one's own",
-    "try": "needs a model and problems of one's own",
-    "resume": "takes minutes",
-    "suite recipes/suites": "takes hours; a small suite runs instead",
-    "report runs/noise-tiny": "of such a suite",
-    "report runs/table3-tiny": "of such a suite",
-    "control": "needs the extra `control`",
-    "arena": "takes hours",
-    "explain trl-output/": "the log of another trainer",
-    "explain runs/trl": "the log of another trainer",
-    "explain runs/verl": "the log of another trainer",
-    "microscope rank_0.jsonl": "the log of another trainer",
-    "doctor --verl": "a configuration of verl",
-    "doctor --sampler": "a recording of one's own",
-    "lab": "takes long; a small one runs instead",
-    "tokens runs/rl --update 41": "the tokens of a longer run",
-    "send": "needs the tracker's package",
-    ">": "writes a shell's file in the home folder",
-    "...": "not a whole command",
-    "OVERRIDES": "not a whole command",
-}
+    "needs a model, problems or a recipe of one's own": (
+        "rl", "sft", "eval", "decontaminate", "init", "try", "run mine.yaml", "run recipe.yaml",
+    ),
+    "reads what only its reader has": (
+        "evals/", "runs/clip-0", "runs/pilot", "runs/paper", "runs/trl", "runs/verl", "trl-output/",
+        "rank_0.jsonl", "results.csv", "simple_human_eval", "my_", "doctor --verl",
+        "doctor --sampler", "tokens runs/rl --update 41",
+    ),
+    "takes minutes or hours": (
+        "resume", "suite recipes/", "runs/noise-tiny", "runs/table3-tiny", "arena", "lab",
+        "tabular --methods all",
+    ),
+    "needs an extra, the hub or a tracker": (
+        "control", "demo --model smollm2", "run recipes/paper", "send",
+    ),
+    "reads tables of the checkout": ("benchmarks/",),
+    "writes a shell's file in the home folder": (">",),
+    "is not a whole command": ("...", "OVERRIDES"),
+}  # fmt: skip
 #: Pages whose Python is not run here -> why.
 LEFT_OUT_PAGES = {
     "README.md": "its blocks continue what the reader has",
@@ -137,11 +128,11 @@ def use() -> None:
 
 def examples() -> None:
     """Every command of the documentation that needs nothing of the user's own."""
-    from doc_pages import PAGES, commands
+    from support.doc_pages import PAGES, commands
 
     seen: set[str] = set()
     for command in [command for page in PAGES for command in commands(page)]:
-        reasons = [why for what, why in LEFT_OUT.items() if left_out(what, command)]
+        reasons = [why for why, parts in LEFT_OUT.items() if any(has(command, p) for p in parts)]
         if command in seen:
             continue
         seen.add(command)
@@ -151,17 +142,15 @@ def examples() -> None:
             run(command)
 
 
-def left_out(what: str, command: str) -> bool:
-    """Whether a key of `LEFT_OUT` is about a command."""
-    return what in command.split() or f"{command} ".startswith(
-        what + (" " if what.isalpha() else "")
-    )
+def has(command: str, part: str) -> bool:
+    """Whether a command begins with these words, or a part that is no plain word is in it."""
+    return f"{command} ".startswith(f"{part} ") or (not part.isalpha() and part in command)
 
 
 def python() -> None:
     """Every Python block of the documentation, page by page."""
-    from doc_pages import PAGES, name
-    from doc_pages import python as blocks
+    from support.doc_pages import PAGES, name
+    from support.doc_pages import python as blocks
 
     for page in PAGES:
         scope: dict = {"__name__": "page"}

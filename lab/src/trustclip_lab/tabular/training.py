@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trustclip.constraints.base import Method
 from trustclip.constraints.batch import TokenBatch
+from trustclip.constraints.candidates import Candidates
 from trustclip.constraints.divergences import categorical_kl, categorical_tv, k3
 from trustclip_lab.tabular.advantages import group_mean
 from trustclip_lab.tabular.trees import DOUBLE, Tree
@@ -104,7 +105,7 @@ class Generation:
             torch.ones_like(self.advantages, dtype=torch.bool), **optional,
         )  # fmt: skip
 
-    def _optional(self, name: str, logp: Tensor, logp_old: Tensor) -> Tensor:
+    def _optional(self, name: str, logp: Tensor, logp_old: Tensor) -> Tensor | Candidates:
         if name == "groups":
             return (torch.arange(len(self.states))[:, None] // GROUP).expand_as(self.states)
         if name == "keys":
@@ -113,8 +114,9 @@ class Generation:
             )
         if name == "logp_rollout":
             return logp_old[self.states, self.actions]
-        if name not in PER_STATE:
-            raise ValueError(f"tabular problems supply {', '.join(PER_STATE)}, not `{name}`.")
+        if name == "candidates":  # every action; the policy before the updates has sampled
+            before = logp_old[self.states]
+            return Candidates(logp[self.states], before, before)
         return PER_STATE[name](logp, logp_old)[self.states]
 
     def gates(self, logits: Tensor, delta: float) -> tuple[float, float]:

@@ -139,8 +139,8 @@ wheel-check: $(BIN)/python
 	build/wheel/venv/bin/python -m pip install -q -c requirements/run.txt torch==2.13.0 dist/*.whl
 	$(IN_WHEEL) lab
 
-# Slow, ten minutes: then with the extra `train`, a demo, a recipe, a suite, a report, the examples
-# of the documentation.
+# Slow, a quarter of an hour of CPU time: then with the extra `train`, a demo, a recipe, a suite, a
+# report, the examples of the documentation.
 wheel-use: wheel-check
 	build/wheel/venv/bin/python -m pip install -q -c requirements/run.txt "$$(ls dist/trustclip-*.whl)[train]"
 	$(IN_WHEEL) use

@@ -30,10 +30,10 @@ STAND_INS = {
 #: Why an example is not run here -> what it begins with, or a part of it.
 LEFT_OUT = {
     "needs a model, problems or a recipe of one's own": (
-        "rl", "sft", "eval", "decontaminate", "init", "try", "run mine.yaml", "run recipe.yaml",
+        "rl", "sft", "eval", "decontaminate", "init", "try", "run recipe.yaml",
     ),
     "reads what only its reader has": (
-        "evals/", "runs/clip-0", "runs/pilot", "runs/paper", "runs/trl", "runs/verl", "trl-output/",
+        "evals/", "runs/clip-0", "runs/pilot", "runs/paper", "runs/trl", "trl-output/",
         "rank_0.jsonl", "results.csv", "simple_human_eval", "my_", "doctor --verl",
         "doctor --sampler", "tokens runs/rl --update 41",
     ),
@@ -41,12 +41,9 @@ LEFT_OUT = {
         "resume", "suite recipes/", "runs/noise-tiny", "runs/table3-tiny", "arena", "lab",
         "tabular --methods all",
     ),
-    "needs an extra, the hub or a tracker": (
-        "control", "demo --model smollm2", "run recipes/paper", "send",
-    ),
+    "needs an extra or the hub": ("control", "demo --model smollm2", "run recipes/paper"),
     "reads tables of the checkout": ("benchmarks/",),
-    "writes a shell's file in the home folder": (">",),
-    "is not a whole command": ("...", "OVERRIDES"),
+    "is not a whole command": ("...",),
 }  # fmt: skip
 #: Pages whose Python is not run here -> why.
 LEFT_OUT_PAGES = {

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from doc_pages import assert_alike
 from scipy import stats
+from test_claims import assert_alike
 from test_control_page import holm
 
 parquet = pytest.importorskip("pyarrow.parquet")

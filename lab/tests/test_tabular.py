@@ -127,6 +127,12 @@ def test_every_method_trains(name: str) -> None:
     assert 0 < outcome.returns < 1 and outcome.kl >= 0
 
 
+def test_a_method_that_requires_what_is_not_there_is_refused() -> None:
+    brief = Schedule(4.0, generations=1, updates=1, episodes=8, reward_noise=0.0, delta=0.07)
+    with pytest.raises(ValueError, match=r"'anchored' cannot be trained .* it needs `lag`"):
+        train(tree(0), tc.method("anchored", anchor="interpolated"), brief, seed=0)
+
+
 def test_the_table_and_its_rows(tmp_path: Path) -> None:
     settings = TabularSettings(
         methods=("none", "atr", "clip"),
@@ -153,6 +159,10 @@ def test_the_table_and_its_rows(tmp_path: Path) -> None:
     ("wrong", "named"),
     [
         ({"methods": ("art",)}, "'atr'"),
+        (
+            {"methods": ("clip", "{name: penalty, anchor: ref}")},
+            "the tabular problem: it needs `logp_ref`",
+        ),
         ({"reference": "kl2"}, "reference"),
         ({"episodes": 12}, "episodes"),
         ({"seeds": 1}, "seeds"),

@@ -67,7 +67,6 @@ def read_runs(path: Path) -> list[Row]:
         table = pq.read_table(path)
     except pa.ArrowException as error:
         raise ValueError(f"{path} cannot be read as Parquet: {error}.") from error
-    missing = [name for name in COLUMNS if name not in table.column_names]
-    if missing:
+    if missing := [name for name in COLUMNS if name not in table.column_names]:
         raise ValueError(f"{path} is not a table of the arena: it lacks {', '.join(missing)}.")
     return table.select(list(COLUMNS)).to_pylist()

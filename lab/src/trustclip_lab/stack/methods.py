@@ -18,15 +18,10 @@ from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.candidates import Candidates
 from trustclip.constraints.diagnostics import Window
 from trustclip.constraints.loss import gradient
-from trustclip.engines.limits import Supply
+from trustclip_lab.tabular.training import SUPPLY as TABULAR
 
 #: What the lab supplies to a method.
-SUPPLY = Supply(
-    "the lab",
-    frozenset({"entropy", "entropy_old", "kl_old_new", "kl_new_old", "top_k_kl", "top_k_tv"})
-    | {"logp_rollout", "groups", "keys", "lag", "candidates"},
-    whole_loop=True,
-)
+SUPPLY = replace(TABULAR, engine="the lab", fields=TABULAR.fields | {"lag"}, kl_gradient=False)
 
 #: Fields of a `TokenBatch`, each with the seeds first, [seeds, n, time]; ``candidates`` are those
 #: of all seeds in one, [seeds * n, time, vocabulary].

@@ -57,8 +57,7 @@ class Cell:
 
 
 def _complaints(settings: LabSettings) -> Iterator[Complaint]:
-    problem = refusal(settings.method, SUPPLY)
-    if problem:
+    if problem := refusal(settings.method, SUPPLY):
         yield ("method",), problem
 
 

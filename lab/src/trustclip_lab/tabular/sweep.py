@@ -13,13 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from trustclip.constraints.base import methods
+from trustclip.engines.limits import refusal
 from trustclip.stats import Interval, RunSummary
 from trustclip.support.checked import Count, Positive, checked
 from trustclip.support.terminal import print_table
 from trustclip.support.text import bracket, markdown_table, percent
 from trustclip_lab.stats.aggregates import interquartile_interval
 from trustclip_lab.stats.equivalence import UNCONSTRAINED, Contrast, contrasts, parse_method
-from trustclip_lab.tabular.training import GROUP, Outcome, Schedule, train
+from trustclip_lab.tabular.training import GROUP, SUPPLY, Outcome, Schedule, train
 from trustclip_lab.tabular.trees import ENVIRONMENTS
 
 #: Smallest difference in return that would matter: a point of the best return.
@@ -68,7 +69,8 @@ class TabularSettings:
 
     def __post_init__(self) -> None:
         for name in self.names:
-            parse_method(name)
+            if problem := refusal(parse_method(name), SUPPLY):
+                raise ValueError(problem)
         if self.reference not in self.names:
             raise ValueError(f"`reference` must be one of the methods, got {self.reference!r}.")
         if self.episodes % GROUP:

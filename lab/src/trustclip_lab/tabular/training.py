@@ -11,6 +11,7 @@ from trustclip.constraints.base import Method
 from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.candidates import Candidates
 from trustclip.constraints.divergences import categorical_kl, categorical_tv, k3
+from trustclip.engines.limits import Supply, refusal
 from trustclip_lab.tabular.advantages import group_mean
 from trustclip_lab.tabular.trees import DOUBLE, Tree
 
@@ -109,9 +110,8 @@ class Generation:
         if name == "groups":
             return (torch.arange(len(self.states))[:, None] // GROUP).expand_as(self.states)
         if name == "keys":
-            return self.number * self.states.numel() + torch.arange(self.states.numel()).view_as(
-                self.states
-            )
+            count = self.states.numel()
+            return self.number * count + torch.arange(count).view_as(self.states)
         if name == "logp_rollout":
             return logp_old[self.states, self.actions]
         if name == "candidates":  # every action; the policy before the updates has sampled
@@ -139,6 +139,12 @@ PER_STATE = {
     "top_k_kl": lambda new, old: categorical_kl(old, new),
     "top_k_tv": lambda new, old: categorical_tv(old, new),
 }
+#: What tabular problems supply to a method.
+SUPPLY = Supply(
+    "the tabular problem",
+    frozenset({*PER_STATE, "logp_rollout", "groups", "keys", "candidates"}),
+    whole_loop=True, kl_gradient=True,
+)  # fmt: skip
 
 
 def train(tree: Tree, method: Method, schedule: Schedule, seed: int) -> Outcome:
@@ -150,6 +156,9 @@ def train(tree: Tree, method: Method, schedule: Schedule, seed: int) -> Outcome:
       schedule: how long and how hard.
       seed: of the sampling.
 
+    Raises:
+      ValueError: the method requires what `SUPPLY` lacks.
+
     Example:
       >>> from trustclip.constraints.registry import method
       >>> from trustclip_lab.tabular.trees import bandit
@@ -159,6 +168,8 @@ def train(tree: Tree, method: Method, schedule: Schedule, seed: int) -> Outcome:
       >>> round(outcome.returns, 2), round(outcome.kl, 2)
       (0.99, 0.03)
     """
+    if problem := refusal(method, SUPPLY):
+        raise ValueError(problem)
     random = torch.Generator().manual_seed(seed)
     logits = torch.zeros(tree.states, tree.actions, dtype=DOUBLE)
     returns, moves, gates = [tree.exact(logits).returns], [], []

@@ -22,7 +22,7 @@ from trustclip.support.text import markdown_table
 from trustclip_lab.recipes import LAB
 from trustclip_lab.stack import load, run_lab
 from trustclip_lab.stack.results import read, write_rows
-from trustclip_lab.stack.table import cells_of, collapse_rate, mean
+from trustclip_lab.stack.table import cells_of, mean
 from trustclip_lab.stats.equivalence import Contrast, contrasts
 
 FOLDER = Path(__file__).parent / "centering"
@@ -123,10 +123,9 @@ def report(runs: Mapping[str, Runs]) -> str:
         names = ("sampler", "learning_rate", "method")
         for key, rows in cells_of(runs[task], names).items():
             with_drift = [row for row in rows if row["drift/share"]]  # all but without an advantage
-            collapsed = collapse_rate([{"collapsed": int(float(r["collapsed"]))} for r in rows])
             numbers = (
                 f"{100 * mean(rows, 'end').value:.1f}",
-                f"{100 * collapsed.value:.0f} %",
+                f"{100 * mean(rows, 'collapsed').value:.0f} %",
                 f"{mean(rows, 'k3').value:.3f}",
                 f"{100 * mean(with_drift, 'drift/share').value:.1f}",
             )

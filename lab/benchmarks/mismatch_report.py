@@ -14,9 +14,9 @@ from early_warning import Observation, auc_interval
 
 from trustclip.report.draw.figures import save
 from trustclip.report.draw.marks import Figure, Mark, Panel
-from trustclip.stats import Interval
+from trustclip.stats import Interval, mean_interval
 from trustclip_lab.stack.results import number, read
-from trustclip_lab.stack.table import collapse_rate, mean, paired
+from trustclip_lab.stack.table import mean, paired
 
 FOLDER = Path(__file__).parent / "mismatch-tiny"
 
@@ -91,7 +91,7 @@ def collapses(runs: Runs, design: str) -> str:
 
     def text(rows: Runs, _: str, __: str) -> str:
         fallen = sum(int(row["collapsed"]) for row in rows)
-        rate = collapse_rate(rows)
+        rate = mean_interval([[int(row["collapsed"])] for row in rows])
         return f"{fallen} of {len(rows)} [{100 * rate.low:.0f}, {100 * rate.high:.0f}]"
 
     return _grid(runs, design, text)

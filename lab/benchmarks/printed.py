@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from trustclip.cli.arguments import parse, print_help, taken
 from trustclip.support.terminal import Terminal
-from trustclip_lab.bench.table import Table, document, machine
+from trustclip_lab.bench.table import Table, machine
 
 JSON = {"--json FILE": "Also write the tables, and what machine they are from, to this file."}
 
@@ -32,5 +33,6 @@ def measured(options: type, run: Callable[[Any], list[Table]]) -> None:
     line = ", ".join(f"{key} {value}" for key, value in box.items())
     console.print(line, style="dim", highlight=False)
     if file is not None:
-        text = json.dumps(document(tables, box), indent=1, allow_nan=False)
+        values = {"machine": box, "tables": [asdict(table) for table in tables]}
+        text = json.dumps(values, indent=1, allow_nan=False)
         Path(file).write_text(text + "\n", encoding="utf-8")

@@ -127,6 +127,13 @@ def test_every_method_trains(name: str) -> None:
     assert 0 < outcome.returns < 1 and outcome.kl >= 0
 
 
+@pytest.mark.parametrize("share", [0.02, 0.1])
+def test_a_threshold_that_adapts_holds_its_share(share: float) -> None:
+    held = tc.method("clip", epsilon=tc.controllers.target_gate(share=share))
+    schedule = Schedule(32.0, generations=20, updates=8, episodes=64, reward_noise=0.0, delta=0.07)
+    assert train(tree(1), held, schedule, seed=1).gated == pytest.approx(share, rel=0.4)
+
+
 def test_a_method_that_requires_what_is_not_there_is_refused() -> None:
     brief = Schedule(4.0, generations=1, updates=1, episodes=8, reward_noise=0.0, delta=0.07)
     with pytest.raises(ValueError, match=r"'anchored' cannot be trained .* it needs `lag`"):

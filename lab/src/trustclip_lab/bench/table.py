@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -90,8 +90,3 @@ def machine(device: str) -> dict[str, Any]:
     if device == "cuda":
         box["device"] = torch.cuda.get_device_name()
     return box
-
-
-def document(tables: Sequence[Table], box: dict[str, Any]) -> dict[str, Any]:
-    """Tables and machine as JSON values."""
-    return {"machine": box, "tables": [asdict(table) for table in tables]}

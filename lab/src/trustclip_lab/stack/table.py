@@ -1,11 +1,11 @@
-"""The lab's results as a table: means over seeds, differences paired by seed, collapse rates."""
+"""The lab's results as a table: means over seeds, differences paired by seed, collapses."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
-from trustclip.stats import Interval, RunSummary, mean_interval
+from trustclip.stats import Interval, RunSummary
 from trustclip_lab.stack.results import SEED
 from trustclip_lab.stack.settings import LabSettings
 
@@ -44,11 +44,6 @@ def paired(rows: Rows, reference: Rows, column: str, level: float = 0.95) -> Int
         if str(row[SEED]) in theirs
     ]
     return mean(differences, column, level)
-
-
-def collapse_rate(rows: Rows) -> Interval:
-    """Share of runs that have collapsed, with its interval."""
-    return mean_interval([[int(row["collapsed"])] for row in rows])
 
 
 def table(settings: LabSettings, rows: Rows) -> Table:

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trustclip.constraints.adaptive import adapts
 from trustclip.constraints.base import Method
 from trustclip.constraints.batch import TokenBatch
 from trustclip.constraints.candidates import Candidates
+from trustclip.constraints.diagnostics import Window
 from trustclip.constraints.divergences import categorical_kl, categorical_tv, k3
 from trustclip.engines.limits import Supply, refusal
 from trustclip_lab.tabular.advantages import group_mean
@@ -177,7 +179,7 @@ def train(tree: Tree, method: Method, schedule: Schedule, seed: int) -> Outcome:
         generation = Generation.of(tree, logits, schedule, number, random)
         for update in range(schedule.updates):
             errors = generation.gates(logits, schedule.delta)
-            logits, gated_share = _step(generation, method, logits, schedule.learning_rate)
+            logits, gated_share, method = _step(generation, method, logits, schedule.learning_rate)
             if update:
                 gates.append((*errors, gated_share))
         returns.append(tree.exact(logits).returns)
@@ -192,13 +194,18 @@ def train(tree: Tree, method: Method, schedule: Schedule, seed: int) -> Outcome:
 
 def _step(
     generation: Generation, method: Method, logits: Tensor, learning_rate: float
-) -> tuple[Tensor, float]:
-    """Logits after one step of gradient ascent, and the share of tokens without gradient."""
+) -> tuple[Tensor, float, Method]:
+    """One step of gradient ascent: logits, share of tokens without gradient, the next method."""
     leaf = logits.detach().requires_grad_()
-    surrogate = method.surrogate(generation.batch(method, leaf))
+    batch = generation.batch(method, leaf)
+    surrogate = method.surrogate(batch)
     (gradient,) = torch.autograd.grad(surrogate.objective.mean(), leaf)  # [states, actions]
     gated = 1 - surrogate.kept.double().mean().item()
-    return (leaf + learning_rate * gradient).detach(), gated
+    if adapts(method):
+        window = Window()
+        window.add(batch, surrogate)
+        method = method.after(window.read())
+    return (leaf + learning_rate * gradient).detach(), gated, method
 
 
 def _means(rows: list[tuple[float, ...]]) -> list[float]:

@@ -440,7 +440,9 @@ def drawn(figure: Figure, folder: Path, command: str) -> None:
 
 def quoted(page: Path, text: str) -> str:
     """A page with what it quotes."""
-    return filled(page.read_text(encoding="utf-8"), {"smollm2": text}, others=["sentences"])
+    return filled(
+        page.read_text(encoding="utf-8"), {"smollm2": text}, others=["sentences", "width"]
+    )
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import log, sqrt
+from math import ceil, floor, log, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from smollm2_blocks import COMPLETIONS, FIRST, GENERATIONS
 from smollm2_blocks import mean as known_mean
-from smollm2_report import ROOT, drawn, level, points
+from smollm2_report import CHOOSE, README, ROOT, drawn, level, points
 from smollm2_report import controls as controls_of
 from smollm2_width import (
     FOLDER,
@@ -39,6 +39,7 @@ from smollm2_width import (
 )
 
 from trustclip.report.draw.marks import Figure, Mark, Panel
+from trustclip.report.results import p_text
 from trustclip.stats import Difference, holm
 from trustclip.stats.confidence import RunSummary
 from trustclip.stats.differences import paired_runs
@@ -342,8 +343,7 @@ def judged(family: Mapping[str, Verdict]) -> str:
         word = f"**{one.word}**"
         if name in ("H2", "H3") and one.word == "confirmed":
             word += f": `atr` is {'above' if t.value > 0 else 'below'}"
-        equal = "-" if np.isnan(one.p_equivalent) else f"{one.p_equivalent:.3f}"
-        rows.append([name, STATEMENTS[name], value, f"{one.p:.3f}", equal, word])
+        rows.append([name, STATEMENTS[name], value, p_text(one.p), p_text(one.p_equivalent), word])
     head = ["", "statement", "value, 95 % interval", "p of no difference (Holm)",
             "p of the margin or more (Holm)", "verdict"]  # fmt: skip
     return markdown_table(head, rows)
@@ -435,6 +435,22 @@ def advice(family: Mapping[str, Verdict]) -> str:
     return f"{first} {second} {third}"
 
 
+def quotes(family: Mapping[str, Verdict]) -> dict[Path, str]:
+    """What other pages say of the runs, by page."""
+    text, runs = advice(family), f"{len(CELLS) * len(SEEDS)} planned runs"
+    if "k3" in text:
+        text += " (k3 estimates how far a generation moves the policy, in nats per token.)"
+    return {
+        README: f"- **Width and learning rate**, in [{runs}](docs/smollm2-width.md): {text}",
+        CHOOSE: f"{text} ([{runs}](smollm2-width.md), {plural(len(SEEDS), 'seed')})",
+    }
+
+
+def quoted(page: Path, text: str) -> str:
+    """A page with what it quotes."""
+    return filled(page.read_text(encoding="utf-8"), {"width": text}, others=["smollm2"])
+
+
 def calibrated(folder: Path) -> str:
     """How well the controller held k3 in calibration, and which setting was taken."""
     found = k3_held(folder)
@@ -500,6 +516,9 @@ def page_parts(folder: Path) -> dict[str, str]:
 def figures(blocks: Blocks) -> list[Figure]:
     """The surface over width and rate, and area against k3, with a point for each run."""
     names = list(dict.fromkeys(arm for arm, _ in CELLS))
+    area, k3 = 100 * blocks.area, blocks.k3
+    seen = (10.0 * floor(area.min() / 10), 10.0 * ceil(area.max() / 10))
+    moved = (0.8 * float(k3.min()), 1.25 * float(k3.max()))
     panels = []
     for arm in (*(arm for arm, _ in GRID[:: len(RATES)]), "held"):
         each = [100 * blocks.of("area", arm, rate) for rate in RATES]
@@ -512,7 +531,7 @@ def figures(blocks: Blocks) -> list[Figure]:
                  names.index(arm))
         )  # fmt: skip
         panels.append(
-            Panel(arm, "learning rate, 1e-4", "area, %", marks, log_x=True, y_range=(0.0, 70.0),
+            Panel(arm, "learning rate, 1e-4", "area, %", marks, log_x=True, y_range=seen,
                   ticks=[1e4 * rate for rate in RATES])
         )  # fmt: skip
     surface = Figure(
@@ -521,18 +540,21 @@ def figures(blocks: Blocks) -> list[Figure]:
         "Right answers in generations 4 to 16: a point for each of ten blocks, and their mean.",
         panels,
     )
-    marks = []
+    runs, means = [], []
     for i, arm in enumerate(names):
         own = [n for n, cell in enumerate(CELLS) if cell[0] == arm]
-        marks.append(
-            Mark("points", blocks.k3[own].ravel().tolist(),
-                 (100 * blocks.area[own].ravel()).tolist(), arm, i)
-        )  # fmt: skip
+        runs.append(Mark("points", k3[own].ravel().tolist(), area[own].ravel().tolist(), arm, i))
+        at = k3[own].mean(axis=1), area[own].mean(axis=1)
+        means.append(Mark("line", at[0].tolist(), at[1].tolist(), arm, i))
     movement = Figure(
         "movement",
-        "Area against k3 in all runs",
-        f"A point for each of {blocks.area.size} runs: mean k3 of its generations, and its area.",
-        [Panel("all runs", "k3, nats", "area, %", marks, log_x=True, y_range=(0.0, 70.0))],
+        "Area against k3",
+        f"Left, a point for each of {area.size} runs: mean k3 of its generations, and its area. "
+        "Right, means over ten blocks; a line joins the learning rates of an arm, lowest first.",
+        [
+            Panel(title, "k3, nats", "area, %", marks, log_x=True, x_range=moved, y_range=seen)
+            for title, marks in (("runs", runs), ("means over blocks", means))
+        ],
     )
     return [surface, movement]
 
@@ -603,8 +625,11 @@ def main() -> None:
         return
     PAGE.write_text(filled(PAGE.read_text("utf-8"), page_parts(options.folder)), encoding="utf-8")
     if len(finished(options.folder)) == len(SEEDS):
-        for figure in figures(read(options.folder)):
+        blocks = read(options.folder)
+        for figure in figures(blocks):
             drawn(figure, FOLDER, "python benchmarks/smollm2_width_report.py")
+        for page, text in quotes(primary(blocks.area)).items():
+            page.write_text(quoted(page, text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -394,7 +394,7 @@ def quotes(blocks: Blocks, folder: Path) -> dict[Path, str]:
         "`mirror` is `atr` with its bounds exchanged."
     )
     return {
-        README: "\n".join([f"{lead}\n", *(f"- {one}" for one in short)]),
+        README: "\n".join([f"{lead}\n", *(f"- {one}" for one in short[:2])]),
         CHOOSE: " ".join([*short, "([SmolLM2](smollm2.md))"]),
         PAPER: "\n".join(
             f"- {one}" for one in (*sentences.values(), farther(states), *theorem(states))

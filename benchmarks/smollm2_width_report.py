@@ -43,7 +43,7 @@ from trustclip.report.results import p_text
 from trustclip.stats import Difference, holm
 from trustclip.stats.confidence import RunSummary
 from trustclip.stats.differences import paired_runs
-from trustclip.support.text import markdown_table, percent, plural
+from trustclip.support.text import join_words, markdown_table, percent, plural
 from trustclip_lab.pages import filled
 from trustclip_lab.stats.equivalence import equivalence_p
 
@@ -372,10 +372,16 @@ def cells(blocks: Blocks) -> str:
             "k3, nats", "tokens cut, %"]  # fmt: skip
     start = level(blocks.start[0])
     alike = percent(float(blocks.alike_start[0].mean()))
+    late = (GENERATIONS * blocks.k3 - (FIRST - 1) * blocks.early) / (GENERATIONS - FIRST + 1)
+    kept = ", ".join(f"{late[CELLS.index(('held', rate))].mean():.3f}" for rate in RATES)
+    last = (
+        f"`held` kept k3 over generations {FIRST} to {GENERATIONS} at {kept} nats, in the order of "
+        f"the rates; its target was {TARGET}."
+    )
     first = (
         f"The start has {start} % right answers, and {alike} % of its problems are judged alike."
     )
-    return f"{first}\n\n{markdown_table(head, rows)}"
+    return f"{first}\n\n{markdown_table(head, rows)}\n\n{last}"
 
 
 def _rate(rate: float) -> str:
@@ -388,11 +394,19 @@ def exchanged(blocks: Blocks) -> str:
     if np.isnan(t.low):
         return "The area falls with neither dial in so many resamples that a has no interval."
     bend = np.exp(fit.bend - fit.a * log(0.2))
+    arms_of_all = dict.fromkeys(arm for arm, rate in CELLS if rate == RATES[-1])
+    changes = []
+    for arm in arms_of_all:
+        change = paired(blocks.of("area", arm, RATES[-1]) - blocks.of("area", arm))
+        changes.append(f"{points(Difference(*change[:4]))} points under `{arm}`")
     times, low, high = (f"{2**x:.2f}" for x in (t.value, t.low, t.high))
     return (
         f"The exchange rate a is {plain(t)}: halving ε allows a rate {times} [{low}, {high}] times "
         f"as high. At ε = 0.2 the area is level up to a rate of {_rate(float(bend))}, and beyond "
-        f"it falls by {percent(float(fit.slope) * log(2))} points for each doubling of the rate."
+        f"it falls by {percent(float(fit.slope) * log(2))} points for each doubling of the rate. "
+        "The plan expected an a between 0.6 and 1."
+        "\n\n*Exploratory, not in the plan:* from the middle rate to the highest the area changes "
+        f"by {join_words(changes)}. The intervals are not corrected."
     )
 
 
@@ -412,7 +426,10 @@ def advice(family: Mapping[str, Verdict]) -> str:
             f"{ratio} times as high."
         )
     elif words["H1"] == "open":
-        first = "How width and rate trade off is open."
+        first = (
+            "How width and rate trade off is open: halving the ε of a clip allowed a rate "
+            f"{ratio} times as high."
+        )
     else:
         first = "The width is no safety at a wrong learning rate: tune the rate."
     shapes = {words["H2"], words["H3"]}
@@ -428,21 +445,26 @@ def advice(family: Mapping[str, Verdict]) -> str:
     else:
         second = "Whether the shape of the trust region matters at equal width is open."
     third = (
-        "A threshold that holds k3 makes a high learning rate usable."
+        "A threshold that holds the policy's movement (k3) makes a high learning rate usable."
         if words["H4"] == "confirmed"
-        else "It has not been shown that a threshold that holds k3 makes a high rate usable."
+        else "A threshold that holds the policy's movement (k3) has not been shown to make a high "
+        "rate usable."
     )
     return f"{first} {second} {third}"
 
 
-def quotes(family: Mapping[str, Verdict]) -> dict[Path, str]:
+def quotes(blocks: Blocks) -> dict[Path, str]:
     """What other pages say of the runs, by page."""
-    text, runs = advice(family), f"{len(CELLS) * len(SEEDS)} planned runs"
-    if "k3" in text:
-        text += " (k3 estimates how far a generation moves the policy, in nats per token.)"
+    one = secondary(blocks)["S2"]
+    end = "ended above" if one.word == "confirmed" else "did not surely end above"
+    text = (
+        f"the narrower `clip` {end} `atr` at the learning rate {_rate(MIDDLE)}, by "
+        f"{points(Difference(*one.tested[:4]))} points: {one.word}. "
+    ) + advice(primary(blocks.area))
+    runs, seeds = f"{len(CELLS) * len(SEEDS)} planned runs", plural(len(SEEDS), "seed")
     return {
-        README: f"- **Width and learning rate**, in [{runs}](docs/smollm2-width.md): {text}",
-        CHOOSE: f"{text} ([{runs}](smollm2-width.md), {plural(len(SEEDS), 'seed')})",
+        README: f"- **In [{runs}](docs/smollm2-width.md) of {seeds}** {text}",
+        CHOOSE: f"In [{runs}](smollm2-width.md) of {seeds} {text}",
     }
 
 
@@ -628,7 +650,7 @@ def main() -> None:
         blocks = read(options.folder)
         for figure in figures(blocks):
             drawn(figure, FOLDER, "python benchmarks/smollm2_width_report.py")
-        for page, text in quotes(primary(blocks.area)).items():
+        for page, text in quotes(blocks).items():
             page.write_text(quoted(page, text), encoding="utf-8")
 
 

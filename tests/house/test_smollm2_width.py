@@ -188,18 +188,18 @@ def test_the_page_is_made_from_the_committed_tables() -> None:
     assert text == report.filled(text, parts), "smollm2_width_report.py"
 
 
-def test_the_figures_are_of_the_committed_tables(tmp_path: Path) -> None:
-    if len(report.finished(report.FOLDER)) < len(report.SEEDS):
-        blocks, place = report.read(made(tmp_path)), None
-    else:
-        blocks, place = report.read(report.FOLDER), report.FOLDER
+def test_figures_and_quotes_are_of_the_committed_tables(tmp_path: Path) -> None:
     from trustclip.report.draw.figures import save
 
+    blocks = report.read(report.FOLDER)
     surface, movement = report.figures(blocks)
     assert len(surface.panels) == 4 and sum(len(m.x) for m in movement.panels[0].marks) == 150
     for figure in (surface, movement):
         svg = save(figure, tmp_path)[1]
-        assert place is None or svg.read_bytes() == (place / svg.name).read_bytes()
+        assert svg.read_bytes() == (report.FOLDER / svg.name).read_bytes()
+    for page, text in report.quotes(blocks).items():
+        old = page.read_text(encoding="utf-8")
+        assert "<!-- width -->" in old and old == report.quoted(page, text), page
 
 
 # -- the runs --------------------------------------------------------------------------------------

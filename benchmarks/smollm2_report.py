@@ -438,11 +438,10 @@ def drawn(figure: Figure, folder: Path, command: str) -> None:
         made.write_text(text + line, encoding="utf-8")
 
 
-def quoted(page: Path, text: str) -> str:
-    """A page with what it quotes."""
-    return filled(
-        page.read_text(encoding="utf-8"), {"smollm2": text}, others=["sentences", "width"]
-    )
+def quoted(page: Path, text: str, block: str = "smollm2") -> str:
+    """A page with what it quotes; blocks of other programs stay as they are."""
+    others = {"smollm2", "width", "sentences"} - {block}
+    return filled(page.read_text(encoding="utf-8"), {block: text}, others)
 
 
 def main() -> None:

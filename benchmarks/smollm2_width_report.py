@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from smollm2_blocks import COMPLETIONS, FIRST, GENERATIONS
 from smollm2_blocks import mean as known_mean
-from smollm2_report import CHOOSE, README, ROOT, drawn, level, points
+from smollm2_report import CHOOSE, README, ROOT, drawn, level, points, quoted
 from smollm2_report import controls as controls_of
 from smollm2_width import (
     FOLDER,
@@ -50,6 +50,8 @@ from trustclip_lab.stats.equivalence import equivalence_p
 PAGE = ROOT / "docs/smollm2-width.md"
 #: Every arm at every rate: the fixed constraints first, of these the clips first.
 CELLS = tuple((arm, rate) for arm, (_, rates) in arms(GAINS[0]).items() for rate in rates)
+#: The arms that are run at every rate.
+SWEPT = tuple(arm for arm, rate in CELLS if rate == RATES[-1])
 GRID = tuple((f"clip-{width}", rate) for width in WIDTHS for rate in RATES)
 #: The smallest difference of areas, and the smallest exchange rate, that would matter.
 MARGIN, MARGIN_A = 0.05, 0.5
@@ -394,9 +396,8 @@ def exchanged(blocks: Blocks) -> str:
     if np.isnan(t.low):
         return "The area falls with neither dial in so many resamples that a has no interval."
     bend = np.exp(fit.bend - fit.a * log(0.2))
-    arms_of_all = dict.fromkeys(arm for arm, rate in CELLS if rate == RATES[-1])
     changes = []
-    for arm in arms_of_all:
+    for arm in SWEPT:
         change = paired(blocks.of("area", arm, RATES[-1]) - blocks.of("area", arm))
         changes.append(f"{points(Difference(*change[:4]))} points under `{arm}`")
     times, low, high = (f"{2**x:.2f}" for x in (t.value, t.low, t.high))
@@ -468,11 +469,6 @@ def quotes(blocks: Blocks) -> dict[Path, str]:
     }
 
 
-def quoted(page: Path, text: str) -> str:
-    """A page with what it quotes."""
-    return filled(page.read_text(encoding="utf-8"), {"width": text}, others=["smollm2"])
-
-
 def calibrated(folder: Path) -> str:
     """How well the controller held k3 in calibration, and which setting was taken."""
     found = k3_held(folder)
@@ -542,7 +538,7 @@ def figures(blocks: Blocks) -> list[Figure]:
     seen = (10.0 * floor(area.min() / 10), 10.0 * ceil(area.max() / 10))
     moved = (0.8 * float(k3.min()), 1.25 * float(k3.max()))
     panels = []
-    for arm in (*(arm for arm, _ in GRID[:: len(RATES)]), "held"):
+    for arm in SWEPT:
         each = [100 * blocks.of("area", arm, rate) for rate in RATES]
         marks = [
             Mark("points", [1e4 * rate] * len(SEEDS), values.tolist(), arm, names.index(arm))
@@ -651,7 +647,7 @@ def main() -> None:
         for figure in figures(blocks):
             drawn(figure, FOLDER, "python benchmarks/smollm2_width_report.py")
         for page, text in quotes(blocks).items():
-            page.write_text(quoted(page, text), encoding="utf-8")
+            page.write_text(quoted(page, text, "width"), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def test_figures_and_quotes_are_of_the_committed_tables(tmp_path: Path) -> None:
         assert svg.read_bytes() == (report.FOLDER / svg.name).read_bytes()
     for page, text in report.quotes(blocks).items():
         old = page.read_text(encoding="utf-8")
-        assert "<!-- width -->" in old and old == report.quoted(page, text), page
+        assert "<!-- width -->" in old and old == report.quoted(page, text, "width"), page
 
 
 # -- the runs --------------------------------------------------------------------------------------
